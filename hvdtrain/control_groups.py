@@ -1,8 +1,7 @@
 """CPU and memory limits of a process's control groups (cgroups, versions 1 and 2).
 
-Functions take the text of /proc/self/cgroup and a function that reads files, `read_file` for real
-ones. Containers may show the path of their group on the host, which does not exist inside; then the
-nearest existing parent counts.
+A membership is the text of /proc/self/cgroup. Containers may show the path of their group on the
+host, which does not exist inside; then the nearest existing parent counts.
 """
 
 from __future__ import annotations
@@ -19,11 +18,6 @@ _ROOT = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 1 << 60
 
 
-def own_groups() -> str:
-    """Return the text of /proc/self/cgroup."""
-    return read_file(Path("/proc/self/cgroup")) or ""
-
-
 def read_file(path: Path) -> str | None:
     """Return the text of a file, or None if it cannot be read."""
     try:
@@ -32,34 +26,33 @@ def read_file(path: Path) -> str | None:
         return None
 
 
-def cpu_limit(membership: str, read: Read) -> float | None:
+def own_groups() -> str:
+    """Return the membership of this process."""
+    return read_file(Path("/proc/self/cgroup")) or ""
+
+
+def cpu_limit(membership: str, read: Read = read_file) -> float | None:
     """Return the CPU limit of a process in cores; None without a limit.
 
     The limit is the minimum of quota / period over its groups and their parents.
     """
-    limits = [
-        _quota(read, folder) if version == 2 else _quota_of_version_1(read, folder)
-        for version, folder in _folders(membership, "cpu")
-    ]
-    return min((limit for limit in limits if limit is not None), default=None)
+    limits = []
+    for version, folder in _folders(membership, "cpu"):
+        words = (read(folder / "cpu.max") or "max").split()
+        if version == 1:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [read(folder / name) or "-1" for name in names]
+        if words[0] != "max" and int(words[0]) > 0 and int(words[1]) > 0:
+            limits.append(int(words[0]) / int(words[1]))
+    return min(limits, default=None)
 
 
-def memory_limit(membership: str, read: Read) -> int | None:
-    """Return the memory limit of a process and its group in bytes; None without a limit."""
-    return min((limit for limit, _ in _memory(membership, read)), default=None)
+def memory_limit(membership: str, read: Read = read_file) -> tuple[int, int] | None:
+    """Return the memory limit of a process and its group in bytes, and the unused part of it.
 
-
-def memory_room(membership: str, read: Read) -> int | None:
-    """Return the unused part of the memory limit in bytes; None without a limit.
-
-    Cached files count as unused.
+    None without a limit. Cached files count as unused.
     """
-    rooms = [limit - used for limit, used in _memory(membership, read)]
-    return max(0, min(rooms)) if rooms else None
-
-
-def _memory(membership: str, read: Read) -> Iterator[tuple[int, int]]:
-    """Yield the limit and usage in bytes of each group with a limit."""
+    limits, rooms = [], []
     for version, folder in _folders(membership, "memory"):
         names = ("memory.max", "memory.current", "inactive_file")
         if version == 1:
@@ -67,8 +60,10 @@ def _memory(membership: str, read: Read) -> Iterator[tuple[int, int]]:
         limit, used = (read(folder / name) or "max" for name in names[:2])
         if limit.isdecimal() and used.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
             lines = (read(folder / "memory.stat") or "").splitlines()
-            statistics = dict(line.split() for line in lines)
-            yield int(limit), int(used) - int(statistics.get(names[2], 0))
+            cached = dict(line.split() for line in lines).get(names[2], 0)
+            limits.append(int(limit))
+            rooms.append(int(limit) - int(used) + int(cached))
+    return (min(limits), max(0, min(rooms))) if limits else None
 
 
 def _folders(membership: str, controller: str) -> Iterator[tuple[int, Path]]:
@@ -82,17 +77,6 @@ def _folders(membership: str, controller: str) -> Iterator[tuple[int, Path]]:
         for folder in (group, *group.parents):
             if folder.is_relative_to(root):
                 yield (1 if controllers else 2), folder
-
-
-def _quota(read: Read, folder: Path) -> float | None:
-    words = (read(folder / "cpu.max") or "max").split()
-    return None if words[0] == "max" else int(words[0]) / int(words[1])
-
-
-def _quota_of_version_1(read: Read, folder: Path) -> float | None:
-    quota = int(read(folder / "cpu.cfs_quota_us") or -1)
-    period = int(read(folder / "cpu.cfs_period_us") or 0)
-    return quota / period if quota > 0 and period > 0 else None
 
 
 @dataclass(frozen=True)
@@ -109,10 +93,5 @@ def find_memory() -> Memory:
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in text.splitlines())
     machine, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    groups = own_groups()
-    limit, room = memory_limit(groups, read_file), memory_room(groups, read_file)
-    return Memory(
-        machine_bytes=machine,
-        limit_bytes=limit if limit is not None and limit < machine else None,
-        free_bytes=free if room is None else min(free, room),
-    )
+    limit, room = memory_limit(own_groups()) or (machine, free)
+    return Memory(machine, limit if limit < machine else None, min(free, room))

@@ -6,6 +6,7 @@ an error, or prints one JSON object (on rank 0; `horovod` prints none). Nothing 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -33,24 +34,14 @@ def engine(name: str) -> None:
 
 def framework(name: str) -> None:
     """Import torch, tensorflow or jax: its version and the number of GPUs that it finds."""
+    library: Any = importlib.import_module(name)
     if name == "torch":
-        import torch
-
-        version = torch.__version__
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        gpus = library.cuda.device_count() if library.cuda.is_available() else 0
     elif name == "tensorflow":
-        import tensorflow
-
-        version = tensorflow.__version__
-        gpus = len(tensorflow.config.list_physical_devices("GPU"))
-    elif name == "jax":
-        import jax
-
-        version = jax.__version__
-        gpus = sum(device.platform == "gpu" for device in jax.devices())
+        gpus = len(library.config.list_physical_devices("GPU"))
     else:
-        raise ValueError(f"unknown framework {name!r}")
-    _answer(version=str(version), gpus=gpus)
+        gpus = sum(device.platform == "gpu" for device in library.devices())
+    _answer(version=str(library.__version__), gpus=gpus)
 
 
 def kernel() -> None:
@@ -106,27 +97,14 @@ def mpi_start() -> None:
 @collective
 def horovod(framework: str) -> None:
     """All-reduce rank + 1 through an installed `horovod.FRAMEWORK` on two ranks."""
-    total, size = _torch_sum() if framework == "torch" else _tensorflow_sum()
+    hvd = importlib.import_module(f"horovod.{framework}")
+    hvd.init()
+    library = importlib.import_module(framework)
+    make = library.tensor if framework == "torch" else library.constant
+    own = make([hvd.rank() + 1.0] * _COUNT, dtype=library.float32)
+    total = hvd.allreduce(own, op=hvd.Sum).numpy().tolist()
     if total != [3.0] * _COUNT:
-        raise RuntimeError(f"horovod.{framework}: wrong sum on {size} ranks: {total[:3]} ...")
-
-
-def _torch_sum() -> tuple[list[float], int]:
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    total = hvd.allreduce(torch.full((_COUNT,), hvd.rank() + 1.0), op=hvd.Sum)
-    return total.tolist(), hvd.size()
-
-
-def _tensorflow_sum() -> tuple[list[float], int]:
-    import horovod.tensorflow as hvd
-    import tensorflow
-
-    hvd.init()
-    total = hvd.allreduce(tensorflow.fill([_COUNT], hvd.rank() + 1.0), op=hvd.Sum)
-    return total.numpy().tolist(), hvd.size()
+        raise RuntimeError(f"horovod.{framework}: wrong sum on {hvd.size()} ranks: {total[:3]} ...")
 
 
 @collective

@@ -7,13 +7,14 @@ nccl if each has a GPU.
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.call import ServedCall, run_rank, served_call
+from hvdtrain.launch.calls.call import RankServer, run_rank, served_call
 from hvdtrain.launch.calls.called_rank import OWN_GPUS
 
 __all__ = ["run"]
@@ -73,12 +74,18 @@ def run(
     bundles = [dict(resources or {"CPU": 1})] * num_workers
     with (
         _reserved(ray, bundles, start_timeout) as group,
-        served_call(function, args, kwargs, num_workers, host, _CALLER) as call,
-        _Actors(ray, group, bundles) as actors,
+        served_call(function, args, kwargs, num_workers, host, _CALLER) as server,
+        ExitStack() as actors,
     ):
-        actors.start({**(env or {}), **call.variables})
-        actors.watch(call, deadline - time.monotonic())
-    return call.results(", ".join(actors.ends) or "their actors returned")
+        codes = []
+        for rank, bundle in enumerate(bundles):
+            actor = _actor(ray, group, rank, bundle)
+            actors.callback(ray.kill, actor)
+            own = {OWN_GPUS: "1"} if bundle.get("GPU") else {}
+            variables = {**(env or {}), **server.variables, **own}
+            codes.append(actor.run.remote(variables, rank, num_workers))
+        ends = _watch(ray, codes, server, deadline - time.monotonic())
+    return server.results(", ".join(ends) or "their actors returned")
 
 
 @contextmanager
@@ -98,68 +105,44 @@ def _reserved(
         ray.util.remove_placement_group(group)
 
 
-class _Actors:
-    """The actors that start the ranks; they end with the block."""
+def _actor(ray: Any, group: Any, rank: int, bundle: Mapping[str, float]) -> Any:
+    scheduling = importlib.import_module("ray.util.scheduling_strategies")
+    options = ray.remote(_Rank).options(
+        num_cpus=bundle.get("CPU", 0),
+        num_gpus=bundle.get("GPU", 0),
+        resources={name: n for name, n in bundle.items() if name not in ("CPU", "GPU")},
+        scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=rank
+        ),
+    )
+    return options.remote()
 
-    def __init__(self, ray: Any, group: Any, bundles: Sequence[Mapping[str, float]]) -> None:
-        self.ends: list[str] = []
-        self._ray, self._group, self._bundles = ray, group, bundles
-        self._actors: list[Any] = []
-        self._codes: list[Any] = []
 
-    def __enter__(self) -> Self:
-        return self
+def _watch(ray: Any, codes: Sequence[Any], server: RankServer, limit_seconds: float) -> list[str]:
+    """Wait until all ranks have ended, or one has failed; return how ranks ended badly."""
+    left, ends, until = list(codes), list[str](), math.inf
+    while left and not ends and time.monotonic() < until:
+        ended, left = ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
+        pairs = ((codes.index(code), _bad_end(ray, code)) for code in ended)
+        ends += [f"rank {rank}: {end}" for rank, end in pairs if end]
+        if server.lost:
+            # Ray tells how a rank has ended later than its connection closes.
+            until = min(until, time.monotonic() + _END_SECONDS)
+        elif server.failed:
+            break
+        else:
+            server.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
+    return ends
 
-    def __exit__(self, *_: object) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
 
-    def start(self, variables: Mapping[str, str]) -> None:
-        """Start an actor for each rank."""
-        scheduling = importlib.import_module("ray.util.scheduling_strategies")
-        kind = self._ray.remote(_Rank)
-        for rank, bundle in enumerate(self._bundles):
-            others = {name: n for name, n in bundle.items() if name not in ("CPU", "GPU")}
-            actor = kind.options(
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
-                resources=others,
-                scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=rank
-                ),
-            ).remote()
-            self._actors.append(actor)
-            own = {OWN_GPUS: "1"} if bundle.get("GPU") else {}
-            place = rank, len(self._bundles)
-            self._codes.append(actor.run.remote({**variables, **own}, *place))
-
-    def watch(self, call: ServedCall, limit_seconds: float) -> None:
-        """Wait until all ranks have ended, or one has failed."""
-        left = list(self._codes)
-        while left and not call.failed and not self.ends:
-            ended, left = self._ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
-            self._note_ends(ended)
-            call.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
-        until = time.monotonic() + _END_SECONDS
-        # Ray tells how a rank has ended later than its connection closes.
-        while left and call.lost and not self.ends and time.monotonic() < until:
-            ended, left = self._ray.wait(left, num_returns=1, timeout=_POLL_SECONDS)
-            self._note_ends(ended)
-
-    def _note_ends(self, codes: Sequence[Any]) -> None:
-        """Note how ranks have ended that did not end well."""
-        for code in codes:
-            if end := self._bad_end(code):
-                self.ends.append(f"rank {self._codes.index(code)}: {end}")
-
-    def _bad_end(self, code: Any) -> str:
-        """Return how a rank has ended, or "" if it ended well."""
-        try:
-            number = self._ray.get(code)
-        except Exception as error:
-            text = str(error).strip() or type(error).__name__
-            return text.splitlines()[0]
-        return f"exit code {number}" if number else ""
+def _bad_end(ray: Any, code: Any) -> str:
+    """Return how a rank has ended, or "" if it ended well."""
+    try:
+        number = ray.get(code)
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        return text.splitlines()[0]
+    return f"exit code {number}" if number else ""
 
 
 class _Rank:

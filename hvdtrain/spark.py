@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.call import ServedCall, run_rank, served_call
+from hvdtrain.launch.calls.call import RankServer, run_rank, served_call
 from hvdtrain.launch.calls.call import run as run_here
 from hvdtrain.launch.calls.called_rank import EXIT_NO_CALLER, OWN_GPUS
 
@@ -126,7 +126,7 @@ class _Stage:
         except Exception as error:
             self.end = _cause(error)
 
-    def watch(self, call: ServedCall, start_timeout: float) -> None:
+    def watch(self, call: RankServer, start_timeout: float) -> None:
         """Wait until all tasks have ended, or a rank has failed."""
         try:
             while self._thread.is_alive() and not call.failed:

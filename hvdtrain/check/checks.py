@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
 from hvdtrain import __version__
-from hvdtrain.check.probe import Finished, Json, ProbeError, Section, ask_python, finish, guarded
-from hvdtrain.check.site import check_site
+from hvdtrain.check.probe import Finished, Json, ProbeError, ask_python, finish
 from hvdtrain.compiled.library import find_compiler
 from hvdtrain.config import Config
-from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups, read_file
+from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.choice import own_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
@@ -30,6 +31,69 @@ _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
 _LITTLE_SHM_BYTES = 64 << 20
 _ALLOCATORS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """The findings of a check, as data and as text."""
+
+    name: str
+    facts: Mapping[str, object]
+    lines: Sequence[str]
+    problems: Sequence[str] = ()
+
+
+def all_sections(engines: Sequence[str]) -> Iterator[Section]:
+    """Run all checks, and yield each section as soon as it is known."""
+    found: dict[str, Section] = {}
+    checks: Mapping[str, Callable[[], Section]] = {
+        "python": _check_python,
+        "packages": _check_packages,
+        "settings": lambda: _check_settings(engines),
+        "MPI": _check_mpi,
+        "engines": lambda: _check_engines(engines, bool(found["MPI"].problems)),
+        "frameworks": _check_frameworks,
+        "GPUs": lambda: _check_gpus(found["frameworks"]),
+        "cores": _check_cores,
+        "memory": check_memory,
+        "site": _check_site,
+        "compiler": _check_compiler,
+        "trial": lambda: _check_trial(found["settings"], found["MPI"], found["engines"]),
+    }
+    for name, check in checks.items():
+        found[name] = guarded(name, check)
+        yield found[name]
+
+
+def guarded(name: str, check: Callable[[], Section]) -> Section:
+    """Run a check, and turn what it raises into a problem, so that the others still report."""
+    try:
+        return check()
+    except Exception as error:  # a broken installation can break anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        problem = f"{name}: looking at it failed ({reason}): report this as a bug of hvdtrain"
+        return Section(name, {}, ["unknown"], [problem])
+
+
+def _check_python() -> Section:
+    number = ".".join(map(str, sys.version_info[:3]))
+    facts = {"hvdtrain": __version__, "version": number, "executable": sys.executable}
+    return Section("python", facts, [f"{number} ({sys.executable})"])
+
+
+def _check_settings(engines: Sequence[str]) -> Section:
+    given = {name: text for name, text in os.environ.items() if name.startswith("HVDTRAIN_")}
+    lines = [f"{name}={text}" for name, text in sorted(given.items())] or ["none"]
+    problems = []
+    try:
+        engine = Config.from_environ(os.environ).engine
+    except UsageError as error:
+        return Section("settings", given, lines, [f"{error}: set another, or unset it"])
+    if engine not in ("auto", *engines):
+        problems.append(f"HVDTRAIN_ENGINE={engine}: set one of {', '.join(['auto', *engines])}")
+    if engine == "local":
+        problems.append("HVDTRAIN_ENGINE=local leaves every rank alone: unset it")
+    return Section("settings", given, lines, problems)
 
 
 @dataclass(frozen=True)
@@ -46,33 +110,20 @@ class Cores:
         return min(self.affinity, self.machine if self.limit is None else self.limit)
 
 
-@dataclass(frozen=True)
-class SharedMemory:
-    """The shared memory of this node."""
-
-    size_bytes: int
-    free_bytes: int
-    objection: str
-
-
 def find_cores() -> Cores:
     """Return the cores of this machine and this process."""
-    return Cores(
-        machine=os.cpu_count() or 1,
-        affinity=len(os.sched_getaffinity(0)),
-        limit=cpu_limit(own_groups(), read_file),
-    )
+    affinity = len(os.sched_getaffinity(0))
+    return Cores(os.cpu_count() or 1, affinity, cpu_limit(own_groups()))
 
 
-def find_shared_memory() -> SharedMemory:
-    """Return the state of /dev/shm, and try a segment of the kind that ranks share."""
-    try:
-        found = os.statvfs(_SHM)
-    except OSError:
-        return SharedMemory(0, 0, _segment_objection())
-    return SharedMemory(
-        found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize, _segment_objection()
-    )
+def _check_cores() -> Section:
+    cores = find_cores()
+    line = f"{cores.usable:g} of {cores.machine}"
+    if cores.affinity < cores.machine:
+        line += f"; bound to {cores.affinity}"
+    if cores.limit is not None:
+        line += f"; the control group allows {cores.limit:g}"
+    return Section("cores", asdict(cores), [line])
 
 
 def _segment_objection() -> str:
@@ -92,32 +143,35 @@ def _segment_objection() -> str:
     return ""
 
 
-def check_cores() -> Section:
-    """Report how many cores this process may use."""
-    cores = find_cores()
-    line = f"{cores.usable:g} of {cores.machine}"
-    if cores.affinity < cores.machine:
-        line += f"; bound to {cores.affinity}"
-    if cores.limit is not None:
-        line += f"; the control group allows {cores.limit:g}"
-    return Section("cores", asdict(cores), (line,))
-
-
 def check_memory() -> Section:
     """Report how much memory there is, and whether ranks of this machine can share it."""
-    shared = find_shared_memory()
-    facts, line = _memory()
-    devshm = f"/dev/shm: {_mib(shared.free_bytes)} free of {_mib(shared.size_bytes)}"
-    if shared.free_bytes < _LITTLE_SHM_BYTES:
+    facts: Mapping[str, object] = dict.fromkeys(field.name for field in fields(Memory))
+    try:
+        memory = find_memory()
+    except OSError as error:
+        line = f"unknown: {error}"
+    else:
+        facts, line = asdict(memory), f"{_mib(memory.free_bytes)} free of "
+        line += _mib(memory.machine_bytes)
+        if memory.limit_bytes is not None:
+            line += f"; the control group allows {_mib(memory.limit_bytes)}"
+    size = free = 0
+    with suppress(OSError):
+        there = os.statvfs(_SHM)
+        size, free = there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize
+    devshm = f"/dev/shm: {_mib(free)} free of {_mib(size)}"
+    if free < _LITTLE_SHM_BYTES:
         devshm += ", which is little for data loaders (docker run --shm-size=1g)"
+    segments = _segment_objection()
     kernel = _objection("ranks of a node add with numpy", "kernel")
     lines = [
         line,
         devshm,
-        f"segments of ranks: {shared.objection or 'work'}",
+        f"segments of ranks: {segments or 'work'}",
         f"compiled kernel: {kernel or 'ready'}",
     ]
-    found: dict[str, object] = {**facts, "shm": asdict(shared), "kernel": kernel}
+    shm = {"size_bytes": size, "free_bytes": free, "objection": segments}
+    found: dict[str, object] = {**facts, "shm": shm, "kernel": kernel}
     for module, framework in _ALLOCATORS.items():
         if importlib.util.find_spec(module) is not None:
             found[f"{module}_allocator"] = allocator = _objection(
@@ -127,19 +181,7 @@ def check_memory() -> Section:
     if importlib.util.find_spec("torch") is not None:
         found["torch_steps"] = steps = _objection("torch takes them", "torch_steps")
         lines.append(f"kernel for steps of PyTorch's optimizers: {steps or 'ready'}")
-    return Section("memory", found, tuple(lines))
-
-
-def _memory() -> tuple[dict[str, int | None], str]:
-    """Return the figures of this machine's memory, and a line about them."""
-    try:
-        memory = find_memory()
-    except OSError as error:
-        return dict.fromkeys(field.name for field in fields(Memory)), f"unknown: {error}"
-    line = f"{_mib(memory.free_bytes)} free of {_mib(memory.machine_bytes)}"
-    if memory.limit_bytes is not None:
-        line += f"; the control group allows {_mib(memory.limit_bytes)}"
-    return asdict(memory), line
+    return Section("memory", found, lines)
 
 
 def _objection(instead: str, *probe: str) -> str:
@@ -160,21 +202,17 @@ _RANKS = 2
 _TIMEOUT_SECONDS = 120
 
 
-def check_mpi() -> Section:
-    """Report the MPI library that is loaded, whether it starts, and the mpirun that belongs to it.
-
-    The library and its mpirun are in the facts: vendor, version, library and mpirun.
-    """
+def _check_mpi() -> Section:
     try:
         library = loaded_library()
     except UsageError as error:
         problem = str(error)
         if named := os.environ.get("MPI4PY_LIBMPI"):
             problem += f"; MPI4PY_LIBMPI={named} names it: unset that, or correct it"
-        return Section("MPI", {"library": None}, ("no library",), (problem,))
+        return Section("MPI", {"library": None}, ["no library"], [problem])
     except subprocess.TimeoutExpired:
         problem = "loading MPI takes more than a minute: reinstall it, or name another library in "
-        return Section("MPI", {"library": None}, ("hangs",), (f"{problem}MPI4PY_LIBMPI",))
+        return Section("MPI", {"library": None}, ["hangs"], [f"{problem}MPI4PY_LIBMPI"])
     facts: dict[str, object] = {
         "vendor": library.vendor,
         "version": library.version,
@@ -200,7 +238,7 @@ def check_mpi() -> Section:
         lines.append(f"mpirun: {facts['mpirun']}")
     except UsageError as error:
         problems.append(str(error))
-    return Section("MPI", facts, tuple(lines), tuple(problems))
+    return Section("MPI", facts, lines, problems)
 
 
 def _gpu_memory(library: MpiLibrary, started: Json) -> str:
@@ -212,23 +250,18 @@ def _gpu_memory(library: MpiLibrary, started: Json) -> str:
     return f"no ({library.name} {library.version} says that it takes neither CUDA's nor ROCm's)"
 
 
-def check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
-    """Report whether each engine can be loaded, and why not."""
-    reasons: dict[str, str] = {}
-    facts: dict[str, dict[str, object]] = {}
-    for name in engines:
-        facts[name] = _ask_engine(name)
-        if not facts[name]["available"]:
-            reasons[name] = str(facts[name]["reason"])
-            if name == "nccl" and not _driver_gpus() and not os.path.exists(_AMD):
-                reasons[name] = "not needed: it is for GPUs, and there are none"
+def _check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
+    facts = {name: _ask_engine(name) for name in engines}
+    reasons = {name: str(one["reason"]) for name, one in facts.items() if not one["available"]}
+    if "nccl" in reasons and not _driver_gpus() and not os.path.exists(_AMD):
+        reasons["nccl"] = "not needed: it is for GPUs, and there are none"
     lines = [f"{name}: {reasons.get(name, 'ready')}" for name in engines]
     chosen = os.environ.get("HVDTRAIN_ENGINE", "auto")
     needed = "mpi" if chosen == "auto" else chosen
     problems = []
     if needed in reasons and not mpi_is_broken:
         problems.append(f"engine {needed} cannot be used: {reasons[needed]}")
-    return Section("engines", facts, tuple(lines), tuple(problems))
+    return Section("engines", facts, lines, problems)
 
 
 def _ask_engine(name: str) -> dict[str, object]:
@@ -241,12 +274,11 @@ def _ask_engine(name: str) -> dict[str, object]:
     return found
 
 
-def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
-    """Run a job of two ranks, unless something that it needs is known to be broken."""
+def _check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
     broken = [section.name for section in (settings, mpi, engines) if section.problems]
     if broken:
         reason = f"not tried, because of what is wrong with {' and '.join(broken)}"
-        return Section("trial", {"passed": False, "reason": reason}, (reason,))
+        return Section("trial", {"passed": False, "reason": reason}, [reason])
     path = mpi.facts["library"]
     library = MpiLibrary(
         str(mpi.facts["vendor"]), str(mpi.facts["version"]), Path(str(path)) if path else None
@@ -259,10 +291,10 @@ def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
         shown, problem = {}, _with_advice(f"two ranks gave {error}", mpirun)
     facts = {"passed": not problem, **shown}
     if problem:
-        return Section("trial", facts | {"reason": problem}, ("failed",), (problem,))
+        return Section("trial", facts | {"reason": problem}, ["failed"], [problem])
     nodes = f"{shown['nodes']} node{'s' if shown['nodes'] > 1 else ''}"
     line = f"2 ranks with {shown['engine']} added right, on {nodes}, with {shown['cores']} cores"
-    return Section("trial", facts, (line,))
+    return Section("trial", facts, [line])
 
 
 def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
@@ -309,8 +341,7 @@ _NEEDED_BY = (
 )
 
 
-def check_compiler() -> Section:
-    """Report which compiler there is and what needs one; training itself does not."""
+def _check_compiler() -> Section:
     needed_by = [
         what for module, what in _NEEDED_BY if not module or importlib.util.find_spec(module)
     ]
@@ -319,7 +350,7 @@ def check_compiler() -> Section:
         facts["command"] = line = shlex.join(find_compiler(os.environ))
     except UsageError as error:
         line = str(error)
-    return Section("compiler", facts, (line, *(f"needs a compiler: {what}" for what in needed_by)))
+    return Section("compiler", facts, [line, *(f"needs a compiler: {what}" for what in needed_by)])
 
 
 # Modules, and the names of the distributions that install them.
@@ -342,19 +373,17 @@ class _Gpu(TypedDict):
     memory_bytes: int
 
 
-def check_packages() -> Section:
-    """Report the versions of the packages that matter here, without importing them."""
+def _check_packages() -> Section:
     facts = {module: _version(module) for module in _PACKAGES}
     there = [f"{module} {found}" for module, found in facts.items() if found]
     absent = [module for module, found in facts.items() if not found]
     lines = [", ".join(there)] if there else []
     if absent:
         lines.append(f"not installed: {', '.join(absent)}")
-    return Section("packages", facts, tuple(lines))
+    return Section("packages", facts, lines)
 
 
-def check_frameworks() -> Section:
-    """Report whether the frameworks that are installed can be loaded."""
+def _check_frameworks() -> Section:
     facts: dict[str, dict[str, object]] = {}
     lines, problems = [], []
     for name in filter(_version, _FRAMEWORKS):
@@ -368,22 +397,22 @@ def check_frameworks() -> Section:
     if not facts:
         lines.append("none")
         problems.append("no framework is installed: pip install 'hvdtrain[torch]'")
-    return Section("frameworks", facts, tuple(lines), tuple(problems))
+    return Section("frameworks", facts, lines, problems)
 
 
-def check_gpus(frameworks: Section) -> Section:
-    """Report the GPUs that the driver knows, and how many of them each framework sees."""
+def _check_gpus(frameworks: Section) -> Section:
     gpus = _driver_gpus()
     answers = {name: found for name, found in frameworks.facts.items() if isinstance(found, dict)}
     seen = {name: found.get("gpus") for name, found in answers.items()}
     facts = {"gpus": gpus, "seen": seen}
     if not gpus and not any(seen.values()):
-        return Section("GPUs", facts, ("none",))
+        return Section("GPUs", facts, ["none"])
     lines = [f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB" for gpu in gpus]
     lines += [f"{name} sees {count or 'none'}" for name, count in seen.items()]
-    return Section("GPUs", facts, tuple(lines))
+    return Section("GPUs", facts, lines)
 
 
+@cache
 def _driver_gpus() -> list[_Gpu]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -410,44 +439,70 @@ def _version(module: str) -> str | None:
     return "unknown" if importlib.util.find_spec(module) else None
 
 
-def all_sections(engines: Sequence[str]) -> Iterator[Section]:
-    """Run all checks, and yield each section as soon as it is known."""
-    yield guarded("python", check_python)
-    yield guarded("packages", check_packages)
-    settings = guarded("settings", partial(check_settings, engines))
-    yield settings
-    mpi = guarded("MPI", check_mpi)
-    yield mpi
-    ready = guarded("engines", partial(check_engines, engines, bool(mpi.problems)))
-    yield ready
-    frameworks = guarded("frameworks", check_frameworks)
-    yield frameworks
-    yield guarded("GPUs", partial(check_gpus, frameworks))
-    yield guarded("cores", check_cores)
-    yield guarded("memory", check_memory)
-    yield guarded("site", lambda: check_site(find_cores().usable))
-    yield guarded("compiler", check_compiler)
-    yield guarded("trial", partial(check_trial, settings, mpi, ready))
+_FEW_FILES = 1024
+_VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "tun", "tap", "cni", "flannel", "podman")
 
 
-def check_python() -> Section:
-    """Report the interpreter and hvdtrain's version."""
-    number = ".".join(map(str, sys.version_info[:3]))
-    facts = {"hvdtrain": __version__, "version": number, "executable": sys.executable}
-    return Section("python", facts, (f"{number} ({sys.executable})",))
+def _check_site() -> Section:
+    limits = {
+        name: resource.getrlimit(number)[0]
+        for name, number in (("files", resource.RLIMIT_NOFILE), ("locked", resource.RLIMIT_MEMLOCK))
+    }
+    advice = list(site_advice(os.environ, Path("/sys/class"), find_cores().usable, limits))
+    return Section("site", {"advice": advice, "limits": limits}, advice or ["no remarks"])
 
 
-def check_settings(engines: Sequence[str]) -> Section:
-    """Report the HVDTRAIN_* variables."""
-    given = {name: text for name, text in os.environ.items() if name.startswith("HVDTRAIN_")}
-    lines = tuple(f"{name}={text}" for name, text in sorted(given.items())) or ("none",)
-    try:
-        engine = Config.from_environ(os.environ).engine
-    except UsageError as error:
-        return Section("settings", given, lines, (f"{error}: set another, or unset it",))
-    problems = []
-    if engine not in ("auto", *engines):
-        problems.append(f"HVDTRAIN_ENGINE={engine}: set one of {', '.join(['auto', *engines])}")
-    if engine == "local":
-        problems.append("HVDTRAIN_ENGINE=local leaves every rank alone: unset it")
-    return Section("settings", given, lines, tuple(problems))
+def site_advice(
+    environ: Mapping[str, str], classes: Path, cores: float, limits: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield one line for each thing to correct; `classes` is Linux's /sys/class."""
+    gpu_aware = environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+    if gpu_aware and environ.get("HVDTRAIN_ENGINE") != "mpi":
+        yield (
+            "MPICH_GPU_SUPPORT_ENABLED=1: GPU-aware MPI beside NCCL may wait for ever: set it to "
+            "0, or HVDTRAIN_ENGINE=mpi"
+        )
+    slingshot, infiniband = (_has(classes / name) for name in ("cxi", "infiniband"))
+    if slingshot and not _finds("libnccl-net*.so*", environ):
+        yield (
+            "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH: NCCL would use TCP. Load the "
+            "site's aws-ofi-nccl, and set NCCL_NET='AWS Libfabric', so that NCCL ends without it"
+        )
+    interfaces = sorted(_interfaces(classes / "net"))
+    asked = environ.keys() & {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+    if len(interfaces) > 1 and not asked:
+        yield (
+            f"interfaces {', '.join(interfaces)}: libraries may choose different ones; name the "
+            "one between nodes with run --interface, or in NCCL_SOCKET_IFNAME and "
+            "GLOO_SOCKET_IFNAME"
+        )
+    if (slingshot or infiniband) and limits["locked"] != resource.RLIM_INFINITY:
+        yield f"ulimit -l is {limits['locked'] >> 10} KiB: fast networks need unlimited"
+    if 0 <= limits["files"] < _FEW_FILES:
+        yield f"ulimit -n is {limits['files']}: ranks and data loaders need {_FEW_FILES} or more"
+    threads, ranks = (
+        environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_NTASKS_PER_NODE")
+    )
+    if threads.isdecimal() and ranks.isdecimal() and int(threads) * int(ranks) > cores:
+        yield (
+            f"OMP_NUM_THREADS={threads} on {ranks} ranks, but {cores:g} cores: set it to "
+            f"{max(1, int(cores) // int(ranks))}"
+        )
+
+
+def _has(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _finds(pattern: str, environ: Mapping[str, str]) -> bool:
+    folders = environ.get("LD_LIBRARY_PATH", "").split(":")
+    return any(next(Path(folder).glob(pattern), None) for folder in folders if folder)
+
+
+def _interfaces(folder: Path) -> Iterator[str]:
+    """Yield the interfaces of a machine that are up, but for virtual ones."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        state = entry / "operstate"
+        up = state.is_file() and state.read_text().strip() == "up"
+        if up and not entry.name.startswith(_VIRTUAL):
+            yield entry.name

@@ -7,35 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
-
-
-@dataclass(frozen=True)
-class Section:
-    """The findings of a check, as data and as text."""
-
-    name: str
-    facts: Mapping[str, object]
-    lines: tuple[str, ...]
-    problems: tuple[str, ...] = ()
-
-
-def guarded(name: str, check: Callable[[], Section]) -> Section:
-    """Run a check, and turn what it raises into a problem, so that the others still report."""
-    try:
-        return check()
-    except Exception as error:  # a broken installation can break anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return Section(
-            name,
-            {},
-            ("unknown",),
-            (f"{name}: looking at it failed ({reason}): report this as a bug of hvdtrain",),
-        )
-
 
 # A JSON object; what is in it is up to the program that printed it.
 Json: TypeAlias = dict[str, Any]

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.horovod.build.plan import HOROVOD_VERSION, BuildPlan, make_plan
-from hvdtrain.horovod.build.workshop import BuildFailedError, Stages, open_workshop
+from hvdtrain.horovod.build.plan import HOROVOD_VERSION, make_plan
+from hvdtrain.horovod.build.workshop import BuildFailedError, build_and_install
 from hvdtrain.world import promised_world
 
 
@@ -29,31 +29,23 @@ def command(force: bool, wheel_only: bool, without_torch: bool, without_tensorfl
         raise UsageError(f"'build-horovod' is for one process: call it without {promised.launcher}")
     left_out = {"torch": without_torch, "tensorflow": without_tensorflow}
     plan = make_plan(os.environ, [name for name in left_out if left_out[name]], force)
+    frameworks = " and ".join(" ".join(pair) for pair in plan.target.frameworks.items())
+    click.echo(f"Horovod {HOROVOD_VERSION} for {frameworks}, {plan.mpi}")
+    if isinstance(plan.source, Path):
+        click.echo(f"its wheel is in the cache: {plan.source}")
     try:
-        wheel = _carry_out(plan, wheel_only)
+        if wheel_only and isinstance(plan.source, Path):
+            wheel = plan.source
+        else:
+            wheel = build_and_install(plan, wheel_only)
     except BuildFailedError as error:
         click.echo(f"hvdtrain: {error}", err=True)
         sys.exit(error.exit_code)
     if wheel_only:
         click.echo(wheel)
-    else:
-        click.echo(
-            "CVE-2024-10190 and CVE-2026-31234 are open in horovodrun, horovod.run and Horovod's "
-            "elastic jobs: start ranks with mpirun or hvdtrain"
-        )
-        click.echo(f"Horovod {HOROVOD_VERSION} is installed: set HVDTRAIN_ENGINE=horovod to use it")
-
-
-def _carry_out(plan: BuildPlan, wheel_only: bool) -> Path:
-    click.echo(f"Horovod {HOROVOD_VERSION} for {plan.target.frameworks}, {plan.mpi}")
-    if isinstance(plan.source, Path):
-        click.echo(f"its wheel is in the cache: {plan.source}")
-        if wheel_only:
-            return plan.source
-    with open_workshop(plan, Stages()) as workshop:
-        workshop.prepare()
-        wheel = plan.source if isinstance(plan.source, Path) else workshop.build(plan.source)
-        if not wheel_only:
-            workshop.install(wheel)
-            workshop.try_on_two_ranks()
-    return wheel
+        return
+    click.echo(
+        "CVE-2024-10190 and CVE-2026-31234 are open in horovodrun, horovod.run and Horovod's "
+        "elastic jobs: start ranks with mpirun or hvdtrain"
+    )
+    click.echo(f"Horovod {HOROVOD_VERSION} is installed: set HVDTRAIN_ENGINE=horovod to use it")

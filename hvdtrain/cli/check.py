@@ -8,8 +8,7 @@ import sys
 import click
 
 from hvdtrain import __version__
-from hvdtrain.check.checks import all_sections
-from hvdtrain.check.probe import Section
+from hvdtrain.check.checks import Section, all_sections
 from hvdtrain.engines.registry import ENGINES
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED
 from hvdtrain.world import refuse_on_ranks

@@ -84,54 +84,41 @@ def command(
         settings = None if found is None else read_file(found)
     except UsageError as error:
         _refuse_together(f"{socket.gethostname()}: {error}")
-    _run(script, named, watched, settings, only_print, passed)
-
-
-def _run(
-    script: Script | None,
-    named: list[str] | None,
-    watched: bool,
-    settings: Settings | None,
-    only_print: bool,
-    passed: str | None,
-) -> None:
     # Ranks that wait for the end of others need their addresses before they run their scripts.
     waiting = named is not None and chief.leading_ranks(named) and not only_print
     listening = chief.listen(os.environ) if waiting else None
     place = _report_rank(listening)
-    roles = named or ["worker"] * place.size
+    named = named or ["worker"] * place.size
     try:
-        check_roles(roles, place.size)
+        check_roles(named, place.size)
     except UsageError as error:
         refuse_locally(str(error))
     gpu = has_gpu(os.environ)
-    variables = _variables(place, roles, accelerate_variables(settings, gpu))
+    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, named)}
+    variables |= jax_variables(place)
+    of_accelerate = accelerate_variables(settings, gpu).items()
+    variables |= {name: value for name, value in of_accelerate if name not in os.environ}
     if only_print or script is None:
         click.echo("".join(f"{name}={value}\n" for name, value in variables.items()), nl=False)
         return
-    if settings is not None and place.rank == 0:
-        for remark in remarks(settings, place.size, gpu):
-            click.echo(f"hvdtrain: {remark}", err=True)
-    if place.size > 1 and place.rank == 0 and script.ignores_ranks():
+    if place.rank == 0:
+        _say_remarks(script, settings, place.size, gpu)
+    words = script.command(None if passed is None else f"{passed}={place.local_rank}", watched)
+    if listening is None:
+        _become(words, variables)
+    sys.exit(_run_role(words, variables, named, place, listening))
+
+
+def _say_remarks(script: Script, settings: Settings | None, size: int, gpu: bool) -> None:
+    for remark in () if settings is None else remarks(settings, size, gpu):
+        click.echo(f"hvdtrain: {remark}", err=True)
+    if size > 1 and script.ignores_ranks():
         click.echo(
             f"hvdtrain: {script.program[-1]} neither joins the other ranks nor asks for its rank: "
-            f"each of the {place.size} ranks does all of the work. Use hvdtrain.torch or "
+            f"each of the {size} ranks does all of the work. Use hvdtrain.torch or "
             "torch.distributed in it, or start one rank",
             err=True,
         )
-    local_rank = None if passed is None else f"{passed}={place.local_rank}"
-    words = script.command(local_rank, watched)
-    if listening is None:
-        _become(words, variables)
-    sys.exit(_run_role(words, variables, roles, place, listening))
-
-
-def _variables(
-    place: ClusterRank, roles: Sequence[str], of_accelerate: dict[str, str]
-) -> dict[str, str]:
-    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, roles)}
-    variables |= jax_variables(place)
-    return variables | {n: value for n, value in of_accelerate.items() if n not in os.environ}
 
 
 def _report_rank(listening: socket.socket | None) -> ClusterRank:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from click.core import ParameterSource
 from hvdtrain.cli.train import command as train
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs import SCHEDULERS, JobRequest, job_script, parse_seconds
+from hvdtrain.launch.jobs import SCHEDULERS, Scheduler, job_script, parse_seconds
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.train.options import TrainOptions
 
@@ -22,7 +21,7 @@ _LAUNCHERS = list(dict.fromkeys(name for kind in SCHEDULERS.values() for name in
 _LONGEST_NOTICE_SECONDS = 300
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command()
 @click.argument("scheduler", type=click.Choice(list(SCHEDULERS)))
 @click.option("--nodes", type=int, default=1, show_default=True, help="How many.")
 @click.option("--gpus-per-node", type=click.IntRange(0), default=0, help="How many.  [default: 0]")
@@ -41,25 +40,65 @@ _LONGEST_NOTICE_SECONDS = 300
 @click.option("--script", help="Name of the script's file.  [default: NAME.sh]")
 @click.option("--image", default="hvdtrain", show_default=True, help="Of containers, for k8s.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
+def command(scheduler: str, arguments: tuple[str, ...], **asked: Any) -> None:
     """Write a job script: job slurm --nodes 2 --gpus-per-node 4 --time 4h [-- ARGUMENTS] > FILE.
 
     ARGUMENTS are those of `python -m hvdtrain` (none: train digits), or a script and its own.
     What `train` is told gets a fixed --out, by default in runs/, and --resume auto.
     """
-    request = _request(scheduler, list(arguments), **options)
-    for note in _notes(scheduler, request):
+    in_containers = scheduler == "k8s"
+    _choose_launcher(SCHEDULERS[scheduler], scheduler, asked)
+    _complete(asked, in_containers)
+    require_program(arguments)
+    words = list(arguments) or ["train", "digits"]
+    if words[0].startswith("-"):
+        words = ["train", *words]
+    asked["trains"] = words[0] == "train" and not is_script(words)
+    out = ""
+    if words[0] == "train":
+        out, words = _take_out(words)
+        options = _asked_of_train(words[1:], out, in_containers)
+        out = "" if options.out is None else str(options.out)
+    asked["out"] = out or f"{'/runs' if in_containers else 'runs'}/{asked['name']}"
+    asked["arguments"] = rank_words(words)
+    text = job_script(scheduler, asked)
+    for note in _notes(scheduler, asked["launcher"]):
         click.echo(f"hvdtrain: {note}", err=True)
-    if is_script(arguments) and scheduler != "k8s" and not os.path.isfile(arguments[0]):
-        click.echo(f"hvdtrain: no {arguments[0]} here: submit the job where it is", err=True)
-    click.echo(job_script(scheduler, request), nl=False)
+    if is_script(arguments) and not in_containers:
+        _say_if_absent(Path(arguments[0]))
+    click.echo(text, nl=False)
 
 
-def _notes(scheduler: str, request: JobRequest) -> Iterator[str]:
+def _choose_launcher(kind: Scheduler, scheduler: str, asked: dict[str, Any]) -> None:
+    launcher = asked["launcher"] = asked["launcher"] or kind.launchers[0]
+    if launcher not in kind.launchers:
+        usable = " or ".join(kind.launchers)
+        raise UsageError(f"--launcher {launcher} is not available with {scheduler}: use {usable}")
+    array = asked["array"]
+    if array and not kind.array:
+        raise UsageError(f"--array: job scripts for {scheduler} cannot have one")
+    first = array.partition("-")[0]
+    if first.isdecimal() and int(first[-9:]) < kind.first:
+        raise UsageError(f"--array {array}: {scheduler} counts from {kind.first}")
+
+
+def _complete(asked: dict[str, Any], in_containers: bool) -> None:
+    """Add the defaults that depend on other options, and the times in seconds."""
+    if asked["ranks_per_node"] is None:
+        asked["ranks_per_node"] = asked["gpus_per_node"]
+    asked["seconds"] = parse_seconds(asked["time"], "--time")
+    asked["notice_seconds"] = max(1, min(_LONGEST_NOTICE_SECONDS, asked["seconds"] // 4))
+    if asked["notice"] is not None:
+        asked["notice_seconds"] = parse_seconds(asked["notice"], "--notice")
+    asked["python"] = asked["python"] or ("python" if in_containers else sys.executable)
+    asked["script"] = asked["script"] or f"{asked['name']}.sh"
+
+
+def _notes(scheduler: str, launcher: str) -> Iterator[str]:
     """Yield a note for each option that the user has given and the script cannot express."""
     context = click.get_current_context()
     options = {param.name: param.opts[-1] for param in context.command.params}
-    unsaid = dict(SCHEDULERS[scheduler].unsaid) if request.launcher == "mpirun" else {}
+    unsaid = dict(SCHEDULERS[scheduler].unsaid) if launcher == "mpirun" else {}
     if scheduler != "k8s":
         unsaid["image"] = "containers are for k8s"
     for name, instead in unsaid.items():
@@ -67,69 +106,20 @@ def _notes(scheduler: str, request: JobRequest) -> Iterator[str]:
             yield f"{options[name]} is not in this script for {scheduler}: {instead}"
 
 
-def _request(
-    scheduler: str,
-    arguments: list[str],
-    *,
-    ranks_per_node: int | None,
-    time: str,
-    notice: str | None,
-    launcher: str | None,
-    python: str | None,
-    script: str | None,
-    **plain: Any,
-) -> JobRequest:
-    """Return the request, with defaults for what the user has left out."""
-    kind, in_containers = SCHEDULERS[scheduler], scheduler == "k8s"
-    launcher = launcher or kind.launchers[0]
-    if launcher not in kind.launchers:
-        usable = " or ".join(kind.launchers)
-        raise UsageError(f"--launcher {launcher} is not available with {scheduler}: use {usable}")
-    if plain["array"] and not kind.array:
-        raise UsageError(f"--array: job scripts for {scheduler} cannot have one")
-    first = plain["array"].partition("-")[0]
-    if first.isdecimal() and int(first[-9:]) < kind.first:
-        raise UsageError(f"--array {plain['array']}: {scheduler} counts from {kind.first}")
-    seconds = parse_seconds(time, "--time")
-    if notice is None:
-        notice_seconds = max(1, min(_LONGEST_NOTICE_SECONDS, seconds // 4))
-    else:
-        notice_seconds = parse_seconds(notice, "--notice")
-    require_program(arguments)
-    if not arguments:
-        arguments = ["train", "digits"]
-    if arguments[0].startswith("-"):
-        arguments = ["train", *arguments]
-    out = ""
-    if arguments[0] == "train":
-        out, arguments = _take_out(arguments)
-        asked = _asked(arguments[1:], out, in_containers)
-        out = "" if asked.out is None else str(asked.out)
-    runs = "/runs" if in_containers else "runs"
-    return JobRequest(
-        ranks_per_node=plain["gpus_per_node"] if ranks_per_node is None else ranks_per_node,
-        seconds=seconds,
-        notice_seconds=notice_seconds,
-        launcher=launcher,
-        python=python or ("python" if in_containers else sys.executable),
-        script=script or f"{plain['name']}.sh",
-        out=out or f"{runs}/{plain['name']}",
-        arguments=rank_words(arguments),
-        trains=not is_script(arguments) and arguments[0] == "train",
-        **plain,
-    )
+def _say_if_absent(path: Path) -> None:
+    if not path.exists():
+        click.echo(f"hvdtrain: no {path} here: submit the job where it is", err=True)
 
 
-def _asked(arguments: list[str], out: str, in_containers: bool) -> TrainOptions:
+def _asked_of_train(arguments: list[str], out: str, in_containers: bool) -> TrainOptions:
     """Return the options that `train` would read, and raise now what it would raise in the job."""
     said = train.make_context("train", list(arguments)).params
     config = said["config"]
     if in_containers and config is not None and not config.exists():
         said["config"] = None  # the container may have it
     asked = read_options({**said, "out": Path(out) if out else None, "resume": "never"})
-    recipe_file = asked.recipe_location.path
-    if recipe_file is not None and not in_containers and not recipe_file.exists():
-        click.echo(f"hvdtrain: no {recipe_file} here: submit the job where it is", err=True)
+    if asked.recipe_location.path is not None and not in_containers:
+        _say_if_absent(asked.recipe_location.path)
     return asked
 
 

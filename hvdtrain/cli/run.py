@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,15 @@ import click
 from hvdtrain.check.checks import find_cores
 from hvdtrain.cli.main import words_of_train
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import NAMES, Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
-    check_interface,
     discovered_hosts,
     limit_variables,
     parse_exports,
     parse_folder,
     parse_hosts,
+    require_sense,
     require_tolerance,
     with_hosts,
 )
@@ -38,7 +35,6 @@ from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
-from hvdtrain.world import refuse_on_ranks
 
 
 # Everything after the first positional argument belongs to the ranks.
@@ -93,7 +89,12 @@ def command(
     asked["log_folder"] = parse_folder(asked["log_folder"])
     program = (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod))
     request = LaunchRequest(program, **asked)
-    _require_sense(request)
+    both = "-hostfile and -H both name hosts: leave out one of them"
+    require_sense(request, "'run'", f"-np {ranks} must be at least 1", both)
+    if request.log_folder and (request.prefix or request.timestamps):
+        raise UsageError(
+            "--prefix and --timestamps cannot be combined with --output-dir: leave them out"
+        )
     require_program(arguments)
     if is_script(arguments) and not os.path.isfile(arguments[0]):
         raise UsageError(f"there is no file {arguments[0]}: name an existing script")
@@ -115,11 +116,8 @@ def command(
         return 0
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
-    interrupts = _interrupts(words is not None, chosen)
-    launches = partial(Launches, interrupts=interrupts, verbose=verbose or elastic)
-    if not elastic:
-        return _run(line, launches, lambda started, environ, _: started.run(line.argv, environ))
-    return _run(line, launches, ElasticJob(chosen, request, min_np or 1).run)
+    job = ElasticJob(chosen, request, min_np or 1) if elastic else None
+    return _run(line, job, _interrupts(words is not None, chosen), verbose or elastic)
 
 
 def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
@@ -133,25 +131,8 @@ def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
     return [ends] if is_open_mpi else []
 
 
-def _require_sense(request: LaunchRequest) -> None:
-    refuse_on_ranks("'run'")
-    if request.ranks is not None and request.ranks < 1:
-        raise UsageError(f"-np {request.ranks} must be at least 1")
-    if request.hostfile is not None and request.hosts:
-        raise UsageError("-hostfile and -H both name hosts: leave out one of them")
-    if request.log_folder and (request.prefix or request.timestamps):
-        raise UsageError(
-            "--prefix and --timestamps cannot be combined with --output-dir: leave them out"
-        )
-    if request.hostfile is not None:
-        read_file(request.hostfile)
-    check_interface(request.interface)
-
-
 def _run(
-    line: LaunchCommand,
-    launches: Callable[[list[int]], Launches],
-    run: Callable[[Launches, Mapping[str, str], Path], int],
+    line: LaunchCommand, job: ElasticJob | None, interrupts: list[signal.Signals], verbose: bool
 ) -> int:
     try:
         if line.folder is not None:
@@ -160,10 +141,20 @@ def _run(
         raise UsageError(f"cannot create a directory: {error}") from None
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
+        launches = Launches([session.lifeline], interrupts, verbose)
         try:
-            code = run(launches([session.lifeline]), environ, Path(session.folder))
+            if job is None:
+                code = launches.run(line.argv, environ)
+            else:
+                code = job.run(launches, environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
+    elif code != 0 and launches.asked is None and launches.silent_rank is not None:
+        click.echo(
+            f"hvdtrain: rank {launches.silent_rank} ended the job with exit code {code}: --verbose "
+            "shows what mpirun says of it",
+            err=True,
+        )
     return code

@@ -47,21 +47,17 @@ def command(as_horovod: bool, script: str, arguments: tuple[str, ...]) -> None:
         refuse_locally(f"no script {script} on {socket.gethostname()}: name an existing file")
     environ = dict(os.environ)
     if as_horovod or not _horovod_is_installed():
-        environ["PYTHONPATH"] = _python_path(environ.get("PYTHONPATH"))
+        # hvdtrain's `horovod` precedes installed packages.
+        entries = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+        others = [entry for entry in entries if entry != _FOLDER]
+        environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *others])
     words = [sys.executable, *interpreter_options(), script, *arguments]
     os.execve(sys.executable, words, environ)
-
-
-def _python_path(inherited: str | None) -> str:
-    """Return a PYTHONPATH on which hvdtrain's `horovod` precedes installed packages."""
-    entries = inherited.split(os.pathsep) if inherited else []
-    return os.pathsep.join([_FOLDER, *(entry for entry in entries if entry != _FOLDER)])
 
 
 def _horovod_is_installed() -> bool:
     """Return whether the script would find a Horovod, apart from this process's directory."""
     path = [entry for entry in sys.path if entry not in (_FOLDER, os.getcwd())]
     spec = PathFinder.find_spec("horovod", path)
-    return (
-        spec is not None and spec.origin is not None
-    )  # a namespace package has a spec without an origin
+    # A namespace package has a spec without an origin.
+    return spec is not None and spec.origin is not None

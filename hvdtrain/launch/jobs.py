@@ -6,9 +6,10 @@ import re
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EXIT_REQUEUE, UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -16,73 +17,31 @@ _ARRAY = re.compile(r"(\d+)-(\d+)")
 _UNITS = (86400, 3600, 60, 1)
 
 
-@dataclass(frozen=True)
-class JobRequest:
-    """A job to be submitted."""
-
-    name: str
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    cpus_per_rank: int
-    seconds: int
-    notice_seconds: int
-    launcher: str
-    mpi: str
-    account: str
-    queue: str
-    array: str
-    modules: Sequence[str]
-    python: str
-    script: str
-    image: str
-    out: str
-    arguments: Sequence[str]
-    trains: bool
-
-    def __post_init__(self) -> None:
-        words = {"--name": self.name, "--script": self.script}
-        words |= {"--account": self.account, "--queue": self.queue, "--mpi": self.mpi}
-        for option, word in words.items():
-            optional = option not in ("--name", "--script")
-            if (word or not optional) and not _NAME.fullmatch(word):
-                raise UsageError(f"{option} {word!r}: write letters, digits, '.', '_' and '-'")
-        counts = {"--nodes": self.nodes, "--cpus-per-rank": self.cpus_per_rank}
-        for option, count in counts.items():
-            if count < 1:
-                raise UsageError(f"{option} must be at least 1, got {count}")
-        if self.ranks_per_node < 1:
-            raise UsageError(
-                "how many ranks on each node? Pass --gpus-per-node or --ranks-per-node"
-            )
-        if self.gpus_per_node % self.ranks_per_node:
-            raise UsageError(
-                f"{self.gpus_per_node} GPUs cannot be divided among {self.ranks_per_node} ranks: "
-                "give a rank one GPU, or the same number to each"
-            )
-        if self.seconds < 1:
-            raise UsageError("--time must be positive")
-        if not 0 < self.notice_seconds < self.seconds:
-            raise UsageError("--notice must be positive and shorter than --time")
-        if self.mpi and self.launcher != "srun":
-            raise UsageError(f"--mpi {self.mpi} goes with --launcher srun only")
-        if self.array and not _counts_up(self.array):
-            raise UsageError(f"--array {self.array!r}: write it as 1-4")
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks on all nodes."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def cpus_per_node(self) -> int:
-        """Number of cores for all ranks of a node."""
-        return self.ranks_per_node * self.cpus_per_rank
-
-
-def _counts_up(array: str) -> bool:
-    match = _ARRAY.fullmatch(array)
-    return match is not None and int(match[1]) <= int(match[2])
+def _require_sense(asked: Mapping[str, Any]) -> None:
+    for name in ("name", "script", "account", "queue", "mpi"):
+        word = asked[name]
+        if (word or name in ("name", "script")) and not _NAME.fullmatch(word):
+            raise UsageError(f"--{name} {word!r}: write letters, digits, '.', '_' and '-'")
+    for name in ("nodes", "cpus_per_rank"):
+        if asked[name] < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {asked[name]}")
+    ranks, gpus = asked["ranks_per_node"], asked["gpus_per_node"]
+    if ranks < 1:
+        raise UsageError("how many ranks on each node? Pass --gpus-per-node or --ranks-per-node")
+    if gpus % ranks:
+        raise UsageError(
+            f"{gpus} GPUs cannot be divided among {ranks} ranks: give a rank one GPU, or the same "
+            "number to each"
+        )
+    if asked["seconds"] < 1:
+        raise UsageError("--time must be positive")
+    if not 0 < asked["notice_seconds"] < asked["seconds"]:
+        raise UsageError("--notice must be positive and shorter than --time")
+    if asked["mpi"] and asked["launcher"] != "srun":
+        raise UsageError(f"--mpi {asked['mpi']} goes with --launcher srun only")
+    array = _ARRAY.fullmatch(asked["array"])
+    if asked["array"] and (array is None or int(array[1]) > int(array[2])):
+        raise UsageError(f"--array {asked['array']!r}: write it as 1-4")
 
 
 def parse_seconds(text: str, option: str) -> int:
@@ -108,9 +67,7 @@ def _filled(template: str, values: Mapping[str, object]) -> str:
     return "\n".join(lines).format_map(words)
 
 
-# Exit codes that mean "start it again" to schedulers that check them.
-AGAIN = 75
-_SGE_AGAIN = 99
+_SGE_AGAIN = 99  # the exit code that means "start it again" to Grid Engine
 
 _SLURM = """\
 #SBATCH --job-name={name}
@@ -148,7 +105,7 @@ _LSF = f"""\
 #BSUB -R "span[ptile={{mpirun_ranks_per_node}}]"
 #BSUB -gpu "num={{mpirun_gpus_per_node}}"
 #BSUB -o {{name}}-%J{{array:-%I}}.out
-#BSUB -Q {AGAIN}
+#BSUB -Q {EXIT_REQUEUE}
 """
 # Many queues ignore the first line of a script, and run it with sh or csh.
 _SGE = """\
@@ -345,7 +302,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "lsf": Scheduler(
         ("jsrun", "mpirun"),
         _LSF,
-        f"exit {AGAIN}",
+        f"exit {EXIT_REQUEUE}",
         array="LSB_JOBINDEX",
         first=1,
         unsaid={"cpus_per_rank": "a rank has one slot, of as many cores as the site says"},
@@ -381,7 +338,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "k8s": Scheduler(
         ("mpirun",),
         "",
-        f"exit {AGAIN}",
+        f"exit {EXIT_REQUEUE}",
         hostfile="/etc/mpi/hostfile",
         unsaid={
             "account": "there is none",
@@ -392,15 +349,18 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 }
 
 
-def job_script(name: str, request: JobRequest) -> str:
-    """Return the script for a scheduler, or the manifest in YAML for Kubernetes."""
+def job_script(name: str, asked: Mapping[str, Any]) -> str:
+    """Return the script for a scheduler, or the manifest in YAML for Kubernetes.
+
+    `asked` has the options of `hvdtrain job` by name; times are in seconds.
+    """
     scheduler, pods = SCHEDULERS[name], name == "k8s"
+    _require_sense(asked)
     if pods:
-        _check_kubernetes(request)
-        request = replace(request, modules=())
-    values = _values(request, scheduler)
-    again = scheduler.again_in_array if request.array else ""
-    values["launch"] = _filled(_LAUNCHES[request.launcher], values)
+        _check_kubernetes(asked)
+    values = _values(asked, scheduler, [] if pods else asked["modules"])
+    again = scheduler.again_in_array if asked["array"] else ""
+    values["launch"] = _filled(_LAUNCHES[asked["launcher"]], values)
     values["start"] = _filled(scheduler.form, values)
     values["setup"] = _filled(scheduler.setup, values)
     values["again"] = textwrap.indent(_filled(again or scheduler.again, values), "  ")
@@ -410,40 +370,42 @@ def job_script(name: str, request: JobRequest) -> str:
     return _filled(_MANIFEST if pods else _SCRIPT, values) + "\n"
 
 
-def _values(request: JobRequest, scheduler: Scheduler) -> dict[str, object]:
+def _values(
+    asked: Mapping[str, Any], scheduler: Scheduler, modules: Sequence[str]
+) -> dict[str, Any]:
     """Return what stands in templates, by name."""
-    own, seconds = request.launcher == "mpirun", request.seconds
-    minutes = -(-seconds // 60)
+    own, seconds, each = asked["launcher"] == "mpirun", asked["seconds"], asked["ranks_per_node"]
+    minutes, ranks = -(-seconds // 60), asked["nodes"] * each
     return {
-        **vars(request),
-        "python": shlex.quote(request.python),
-        "arguments": shlex.join(request.arguments),
-        "out": shlex.quote(request.out),
-        "loads": "\n".join(f"module load {shlex.quote(module)}" for module in request.modules),
-        "ranks": request.ranks,
-        "cpus_per_node": request.cpus_per_node,
-        "gpus_per_rank": request.gpus_per_node // request.ranks_per_node,
-        "no_gpus": not request.gpus_per_node,
-        "jsrun_nodes": not own and request.nodes,
-        "mpirun_ranks": own and request.ranks,
-        "mpirun_ranks_per_node": own and request.ranks_per_node,
-        "mpirun_gpus_per_node": own and request.gpus_per_node,
-        "alone": not request.array,
-        "index": request.array and scheduler.array,
+        **asked,
+        "python": shlex.quote(asked["python"]),
+        "arguments": shlex.join(asked["arguments"]),
+        "out": shlex.quote(asked["out"]),
+        "loads": "\n".join(f"module load {shlex.quote(module)}" for module in modules),
+        "ranks": ranks,
+        "cpus_per_node": each * asked["cpus_per_rank"],
+        "gpus_per_rank": asked["gpus_per_node"] // each,
+        "no_gpus": not asked["gpus_per_node"],
+        "jsrun_nodes": not own and asked["nodes"],
+        "mpirun_ranks": own and ranks,
+        "mpirun_ranks_per_node": own and each,
+        "mpirun_gpus_per_node": own and asked["gpus_per_node"],
+        "alone": not asked["array"],
+        "index": asked["array"] and scheduler.array,
         "clock": f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}",
         "minutes": minutes,
         "hours": str(minutes // 60),
         "minutes_of_hour": f"{minutes % 60:02}",
-        "unwarned_seconds": seconds - request.notice_seconds,
+        "unwarned_seconds": seconds - asked["notice_seconds"],
         "hostfile": scheduler.hostfile,
-        "sent": scheduler.hostfile and not request.trains and "OUT",
+        "sent": scheduler.hostfile and not asked["trains"] and "OUT",
     }
 
 
-def _check_kubernetes(request: JobRequest) -> None:
-    if not _KUBERNETES_NAME.fullmatch(request.name):
+def _check_kubernetes(asked: Mapping[str, Any]) -> None:
+    if not _KUBERNETES_NAME.fullmatch(asked["name"]):
         raise UsageError(
-            f"--name {request.name!r}: for k8s use up to 52 lower-case letters, digits and '-'"
+            f"--name {asked['name']!r}: for k8s use up to 52 lower-case letters, digits and '-'"
         )
-    if not _IMAGE.fullmatch(request.image):
-        raise UsageError(f"--image {request.image!r} is not the name of an image")
+    if not _IMAGE.fullmatch(asked["image"]):
+        raise UsageError(f"--image {asked['image']!r} is not the name of an image")

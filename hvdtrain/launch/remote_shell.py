@@ -6,13 +6,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import own_addresses
-from hvdtrain.launch.hosts.host import Host
+from hvdtrain.launch.hosts.host import Host, is_here
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 
 _SECONDS = 10
@@ -62,27 +63,19 @@ def _has_own_shell(environ: Mapping[str, str]) -> bool:
     """Return whether a user or an administrator has set how ranks are started on other hosts."""
     if any(part in name for name in environ for part in _OWN_SHELL):
         return True
-    return any(_sets_shell(path) for path in _settings(environ))
-
-
-def _settings(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the files of settings that Open MPI reads, if they are there."""
-    yield from (Path(environ.get("HOME", "/"), name) for name in _OWN_SETTINGS)
+    files = [Path(environ.get("HOME", "/"), name) for name in _OWN_SETTINGS]
     if mpirun := shutil.which("mpirun", path=environ.get("PATH")):
-        yield from (Path(mpirun).resolve().parents[1] / "etc" / name for name in _SETTINGS)
-
-
-def _sets_shell(path: Path) -> bool:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
+        files += [Path(mpirun).resolve().parents[1] / "etc" / name for name in _SETTINGS]
+    lines: list[str] = []
+    for file in files:
+        with suppress(OSError):
+            lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.lstrip().startswith(("plm_", "prte_plm_")) for line in lines)
 
 
-def _is_here(name: str, own: set[str]) -> bool:
+def _resolves_to_here(name: str, own: set[str]) -> bool:
     """Return whether a name is one of this host's, on which launchers use no ssh."""
-    if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
+    if is_here(name):
         return True
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
@@ -93,16 +86,15 @@ def _is_here(name: str, own: set[str]) -> bool:
 
 def _refusal(ssh: str | None, host: Host, own: set[str]) -> str:
     """Return why ssh does not reach a host, or ""."""
-    if _is_here(host.name, own):
+    if _resolves_to_here(host.name, own):
         return ""
     if ssh is None:
         return "no ssh"
     others = dict(word.split("=", 1) for word in host.others if "=" in word)
     port = [f"-p{others['port']}"] if "port" in others else []
-    name = f"{host.user}@{host.name}" if host.user else host.name
     try:
         done = subprocess.run(
-            [ssh, *_OPTIONS, *port, "--", name, "true"],
+            [ssh, *_OPTIONS, *port, "--", host.login, "true"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

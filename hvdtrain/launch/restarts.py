@@ -47,10 +47,17 @@ _PERIOD_SECONDS = 0.05
 
 def answering(request: LaunchRequest, start: Starter, folder: Path) -> tuple[Host, ...]:
     """Return the hosts of a request on which the launcher can start a program."""
+    alone = replace(request, program=_TRIAL, per_node=None, exports={}, elastic=False)
+    alone = replace(alone, ranks=1, log_folder=None)
+
+    def on_one(host: Host) -> LaunchRequest:
+        file = folder / f"trial.{request.hosts.index(host)}"
+        return replace(on_hosts(alone, (host,), file), ranks=1)
+
     answers = set[Host]()
     tried = request.hosts
     for seconds in _TRIAL_SECONDS:
-        trials = {host: start(_trial(request, host, folder)) for host in tried}
+        trials = {host: start(on_one(host)) for host in tried}
         deadline = time.monotonic() + seconds
         while any(trial.poll() is None for trial in trials.values()):
             if time.monotonic() > deadline:
@@ -64,13 +71,6 @@ def answering(request: LaunchRequest, start: Starter, folder: Path) -> tuple[Hos
     return tuple(host for host in request.hosts if host in answers)
 
 
-def _trial(request: LaunchRequest, host: Host, folder: Path) -> LaunchRequest:
-    alone = replace(request, program=_TRIAL, ranks=1, per_node=None, exports={})
-    alone = replace(alone, elastic=False, log_folder=None)
-    file = folder / f"trial.{request.hosts.index(host)}"
-    return replace(on_hosts(alone, (host,), file), ranks=1)
-
-
 def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> LaunchRequest:
     """Return a request for ranks on some of its hosts, as many as these have slots for."""
     ranks, places = request.ranks, _places(request, hosts)
@@ -80,7 +80,11 @@ def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> Launc
     changed = replace(request, ranks=ranks, hosts=tuple(hosts))
     if request.hostfile is None:
         return changed
-    file.write_text("".join(map(_line, hosts)), encoding="ascii")
+    lines = []
+    for host in hosts:
+        slots = [] if host.slots is None else [f"slots={host.slots}"]
+        lines.append(" ".join([host.login, *slots, *host.others]) + "\n")
+    file.write_text("".join(lines), encoding="ascii")
     return replace(changed, hostfile=str(file))
 
 
@@ -89,12 +93,6 @@ def _places(request: LaunchRequest, hosts: Sequence[Host]) -> int | None:
     slots = [request.per_node or host.slots for host in hosts]
     known = [count for count in slots if count is not None]
     return sum(known) if len(known) == len(slots) else None
-
-
-def _line(host: Host) -> str:
-    name = f"{host.user}@{host.name}" if host.user else host.name
-    slots = [] if host.slots is None else [f"slots={host.slots}"]
-    return " ".join([name, *slots, *host.others]) + "\n"
 
 
 _KEY_BYTES = 16
@@ -145,30 +143,26 @@ class MilestoneListener:
                 connection.setblocking(False)
                 self._open[connection] = now
         for connection, opened in self._open.copy().items():
-            with suppress(BlockingIOError):
-                found |= self._read(connection)
-            silent = connection in self._open and connection not in self._held
-            if silent and now - opened > _SILENT_SECONDS:
-                self._close(connection)
+            held = connection in self._held
+            try:
+                text = connection.recv(_LONGEST_BYTES)
+            except BlockingIOError:
+                if held or now - opened < _SILENT_SECONDS:
+                    continue
+                text = b""
+            except OSError:
+                text = b""
+            if text:
+                found |= self._told(connection, text)
+                continue
+            found |= {LOST} if held else set()
+            self._held.discard(connection)
+            del self._open[connection]
+            connection.close()
         return found
 
-    def _close(self, connection: socket.socket) -> None:
-        self._held.discard(connection)
-        del self._open[connection]
-        connection.close()
-
-    def _read(self, connection: socket.socket) -> set[str]:
-        """Return what a rank has reported, and forget a connection that has ended."""
-        try:
-            text = connection.recv(_LONGEST_BYTES)
-        except BlockingIOError:
-            raise
-        except OSError:
-            text = b""
-        if not text:
-            found = {LOST} if connection in self._held else set()
-            self._close(connection)
-            return found
+    def _told(self, connection: socket.socket, text: bytes) -> set[str]:
+        """Return what a rank has reported."""
         pairs = [line.partition(b" ") for line in text.splitlines()]
         own = self._key.encode()
         told = [os.fsdecode(name) for key, _, name in pairs if secrets.compare_digest(key, own)]

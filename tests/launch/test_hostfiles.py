@@ -118,6 +118,7 @@ def hosts_of(
         ("a slots=2\na.x slots=2\n", [], "a and a.x: one host under two names"),
         ("a\nb slots=2\n", [], "hosts: a: no slots=: Open MPI takes as many as the host has cores"),
         ("a\nb slots=2\n", ["--slots", "3"], "hosts: 2 hosts, 5 slots"),
+        ("# none\n", [], "hosts: names no host: write one host per line"),
     ],
 )
 def test_hosts_are_checked(text: str, words: list[str], message: str, hosts_of: HostsOf) -> None:
@@ -132,6 +133,9 @@ def test_hosts_are_checked(text: str, words: list[str], message: str, hosts_of: 
     [
         ("me@a slots=2 port=22\n", "pbs", "a\na\n", "not written for pbs: me@a, port=22 of a"),
         ("me@a slots=1\n", "mpich", "a:1 user=me\n", ""),
+        ("me@a max_slots=8\na\n", "openmpi", "me@a slots=2\n", "for openmpi: max_slots=8 of a"),
+        ("a:1 binding=rr\n", "mpich", "a:1\n", "not written for mpich: binding=rr of a"),
+        ("a\n", "mpich", "", "hosts: 'a': has no number of slots: pass --slots N"),
         ("fe80::1 slots=1\n", "slurm", "", "slurm: 'fe80::1': an IPv6 address cannot stand here"),
     ],
 )

@@ -22,20 +22,20 @@ FULL = [
     *("--notice", "90s", "--name", "digits", "--account", "lab1", "--queue", "short"),
     *("--module", "cuda/12", "--module", "my env", "--python", "/opt/py 3/python"),
 ]
+IMAGE = "registry.example:5000/hvdtrain:1"
 SCRIPT = ["--", "train.py", "--lr", "0.1", "it's"]
 TRAIN = ["--", "--epochs", "3", "--out=results/here"]
 CASES: dict[str, list[str]] = {
     "slurm-srun": ["slurm", *PLAIN],
     "slurm-mpirun": ["slurm", *PLAIN, "--launcher", "mpirun", *TRAIN],
     "slurm-full": ["slurm", *FULL, "--mpi", "pmi2", "--array", "0-3", *TRAIN],
-    "pbs": ["pbs", *PLAIN], "pbs-full": ["pbs", *FULL, "--array", "0-3", *SCRIPT],
+    "pbs": ["pbs", *FULL, "--gpus-per-node", "6", "--array", "0-3", *SCRIPT],
     "lsf-jsrun": ["lsf", *PLAIN], "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun"],
-    "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT], "sge": ["sge", *PLAIN],
-    "sge-full": ["sge", *FULL, "--array", "1-4", *TRAIN], "pjm": ["pjm", *PLAIN],
-    "pjm-full": ["pjm", *FULL, "--script", "again.sh", *SCRIPT], "flux": ["flux", *PLAIN],
+    "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT],
+    "sge": ["sge", *FULL, "--array", "1-4", *TRAIN],
+    "pjm": ["pjm", *FULL, "--script", "again.sh", *SCRIPT], "flux": ["flux", *PLAIN],
     "flux-full": ["flux", *FULL, "--launcher", "mpirun", *TRAIN],
-    "k8s": ["k8s", "--nodes", "2", "--gpus-per-node", "4", "--time", "4h"],
-    "k8s-full": ["k8s", *FULL, "--image", "registry.example:5000/hvdtrain:1", *SCRIPT],
+    "k8s": ["k8s", *FULL, "--gpus-per-node", "6", "--image", IMAGE, *SCRIPT],
 }  # fmt: skip
 
 
@@ -112,6 +112,11 @@ def test_the_directory_that_a_file_of_options_names(tmp_path: Path) -> None:
     assert f"train --config '{config}' --set width=64 --out \"$OUT\" --resume auto" in script
     script = written(["slurm", *PLAIN, "--", "--config", str(config), "--out", "here"])
     assert "export OUT=here\n" in script
+
+
+def test_the_python_of_an_image() -> None:
+    script = written(["k8s", "--ranks-per-node", "1", "--time", "4h"])
+    assert " python -m hvdtrain run -np 1 -hostfile /etc/mpi/hostfile -- train digits" in script
 
 
 def test_bad_input_of_single_schedulers() -> None:

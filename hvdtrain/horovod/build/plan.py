@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -27,7 +28,7 @@ HOROVOD_VERSION = "0.28.1"
 _RECIPE = 2
 
 # setup.py needs Horovod's own requirements even if it only builds.
-_TOOLS = (
+TOOLS = (
     "setuptools==84.2.1",
     "wheel==0.48.0",
     "packaging==26.3",
@@ -36,7 +37,7 @@ _TOOLS = (
     "psutil==7.2.2",
     "pyyaml==6.0.3",
 )
-_CMAKE = "cmake==4.4.4"
+CMAKE = "cmake==4.4.4"
 
 # Horovod's own variables for its build; the others are for its runs.
 _CHOICES = re.compile(r"HOROVOD_(GPU|CPU_OPERATIONS|CUDA|NCCL|ROCM|BUILD|DEBUG|ALLOW|CCL)")
@@ -58,24 +59,18 @@ class Target:
     recipe: int = _RECIPE
 
     @property
-    def frameworks(self) -> str:
-        """The frameworks with their versions, as text."""
+    def frameworks(self) -> dict[str, str]:
+        """The version of each framework that the wheel is for."""
         versions = {"torch": self.torch, "tensorflow": self.tensorflow}
-        return " and ".join(f"{name} {version}" for name, version in versions.items() if version)
+        return {name: version for name, version in versions.items() if version}
 
     @property
     def key(self) -> str:
         """Unique, readable name of the target."""
         facts = json.dumps(asdict(self), sort_keys=True).encode()
-        parts = [self.horovod, f"torch{self.torch}" if self.torch else ""]
-        parts += [f"tensorflow{self.tensorflow}" if self.tensorflow else "", self.mpi, self.python]
-        return "-".join([*filter(None, parts), blake2b(facts, digest_size=6).hexdigest()])
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the directory of this user's wheels and logs."""
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
-    return Path(base) / "hvdtrain" / "horovod"
+        frameworks = [f"{name}{version}" for name, version in self.frameworks.items()]
+        digest = blake2b(facts, digest_size=6).hexdigest()
+        return "-".join([self.horovod, *frameworks, self.mpi, self.python, digest])
 
 
 def choices(environ: Mapping[str, str]) -> dict[str, str]:
@@ -93,11 +88,6 @@ def runpath(library: Path, packages: Path, prefix: Path, writable: bool) -> str:
     if not (beside and writable):
         return str(library.parent)
     return "$ORIGIN/" + os.path.relpath(library.parent, packages / "horovod" / "torch")
-
-
-def tools(with_cmake: bool) -> list[str]:
-    """Return the requirements of the build."""
-    return [*_TOOLS, *([_CMAKE] if with_cmake else [])]
 
 
 def variables(target: Target, compiler: Path, cmake: Path, jobs: int) -> dict[str, str]:
@@ -137,13 +127,13 @@ class Toolchain:
 def find_toolchain(
     mpi: MpiLibrary | None, environ: Mapping[str, str], known_faults: Sequence[str]
 ) -> Toolchain:
-    """Find all tools of a build."""
+    """Find all tools of a build, or raise one error that names all that is missing."""
     faults = list(known_faults)
     compiler = _attempt(faults, lambda: _working_compiler(environ))
     _attempt(faults, lambda: _require_parts(environ))
     mpicxx = None
     if mpi is not None:
-        mpicxx = _attempt(faults, lambda: _find_mpicxx(mpi, compiler, environ))
+        mpicxx = _attempt(faults, partial(_find_mpicxx, mpi, compiler, environ))
     if faults or compiler is None or mpicxx is None:
         raise UsageError("Horovod cannot be built here:\n  " + "\n  ".join(faults))
     return Toolchain(compiler, _find_cmake(environ), mpicxx)
@@ -237,9 +227,6 @@ def _run(
         return None
 
 
-FRAMEWORKS = ("torch", "tensorflow")
-
-
 @dataclass(frozen=True)
 class BuildPlan:
     """The plan of one run of `build-horovod`."""
@@ -259,25 +246,30 @@ class BuildPlan:
 def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> BuildPlan:
     """Return the plan for this environment and the cache."""
     faults: list[str] = []
-    versions = installed_versions([name for name in FRAMEWORKS if name not in without])
+    versions = installed_versions({"torch", "tensorflow"}.difference(without))
     if not versions:
         faults.append(
             "neither torch nor tensorflow is installed (or both are left out): pip install "
             "'hvdtrain[torch]' first"
         )
-    mpi = mpirun = None
-    try:
-        mpi = loaded_library()
-        if mpi.path and "_abi" in mpi.path.name:
-            faults.append(f"Horovod is not built for {mpi}: reinstall mpi4py from its wheel")
-        mpirun = find_mpirun(mpi)
-    except UsageError as error:
-        faults.append(str(error))
+    mpi = _attempt(faults, loaded_library)
+    if mpi and mpi.path and "_abi" in mpi.path.name:
+        faults.append(f"Horovod is not built for {mpi}: reinstall mpi4py from its wheel")
+    mpirun = None if mpi is None else _attempt(faults, partial(find_mpirun, mpi))
     if mpi is None or mpirun is None or faults:
         find_toolchain(mpi, environ, faults)  # names all that is missing
         raise AssertionError("a fault has been found")
     target = _target(mpi, versions, environ)
-    folder = _writable(cache_folder(environ)) / target.key
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    cache = Path(base) / "hvdtrain" / "horovod"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"wheels cannot be kept in {cache} ({error.strerror}): set XDG_CACHE_HOME to a folder "
+            "that you may write to"
+        ) from error
+    folder = cache / target.key
     wheel = None if force else next(folder.glob("horovod-*.whl"), None)
     return BuildPlan(target, folder, wheel or find_toolchain(mpi, environ, faults), mpi, mpirun)
 
@@ -308,14 +300,3 @@ def _target(mpi: MpiLibrary, versions: Mapping[str, str], environ: Mapping[str, 
         cuda=bool(torch and nvcc and not torch.endswith("+cpu")),
         choices=choices(environ),
     )
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"wheels cannot be kept in {folder} ({error.strerror}): set XDG_CACHE_HOME to a "
-            "folder that you may write to"
-        ) from error
-    return folder

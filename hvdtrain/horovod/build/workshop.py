@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -18,11 +18,12 @@ from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.files import replacing
 from hvdtrain.horovod.build.compiler_wrapper import script
 from hvdtrain.horovod.build.plan import (
+    CMAKE,
     HOROVOD_VERSION,
+    TOOLS,
     BuildPlan,
     Toolchain,
     installed_versions,
-    tools,
     variables,
 )
 from hvdtrain.launch.launchers.choice import own_launcher
@@ -48,8 +49,7 @@ class Log:
     """A file to which all commands of a build write."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
-        self._file = file
-        self._path = path
+        self._file, self._path = file, path
 
     def run(
         self,
@@ -88,46 +88,33 @@ def _telling(lines: Sequence[str]) -> Sequence[str]:
     return next(filter(None, kinds), [])[-_SHOWN_LINES:]
 
 
-_Detail = Callable[[str], None]
+@contextmanager
+def _stage(title: str) -> Iterator[Callable[[str], None]]:
+    """Time a stage and report it, also if it raises; yield what shows a short text on its progress.
+
+    On a terminal there is a spinner meanwhile.
+    """
+    started, outcome, on_terminal = time.monotonic(), "failed after ", sys.stdout.isatty()
+    start = f"{title} ... "
+    if not on_terminal:
+        print(start, end="", flush=True)
+    try:
+        with _spinner(title) if on_terminal else nullcontext(lambda text: None) as detail:
+            yield detail
+        outcome = ""
+    finally:
+        seconds = time.monotonic() - started
+        print(f"{start if on_terminal else ''}{outcome}{seconds:.0f} s", flush=True)
 
 
-class Stages:
-    """Reports stages on stdout: with a spinner on a terminal, otherwise as plain lines."""
+@contextmanager
+def _spinner(title: str) -> Iterator[Callable[[str], None]]:
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    def __init__(self) -> None:
-        self._on_terminal = sys.stdout.isatty()
-
-    @contextmanager
-    def stage(self, title: str) -> Iterator[_Detail]:
-        """Time a stage; yield a function that shows a short text on its progress.
-
-        A stage that raises is reported as failed.
-        """
-        started = time.monotonic()
-        show = self._spin if self._on_terminal else self._plain
-        outcome = "failed after "
-        try:
-            with show(title) as detail:
-                yield detail
-            outcome = ""
-        finally:
-            seconds = time.monotonic() - started
-            start = f"{title} ... " if self._on_terminal else ""
-            print(f"{start}{outcome}{seconds:.0f} s", flush=True)
-
-    @contextmanager
-    def _plain(self, title: str) -> Iterator[_Detail]:
-        print(f"{title} ... ", end="", flush=True)
-        yield lambda text: None
-
-    @contextmanager
-    def _spin(self, title: str) -> Iterator[_Detail]:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, transient=True) as progress:
-            task = progress.add_task(title)
-            yield lambda text: progress.update(task, description=f"{title} {text}")
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task(title)
+        yield lambda text: progress.update(task, description=f"{title} {text}")
 
 
 _REQUIREMENT = f"horovod=={HOROVOD_VERSION}"
@@ -138,14 +125,30 @@ _PERCENT = re.compile(r"\[ *(\d+)%\]")
 _KEPT = ("torch", "tensorflow", "keras", "numpy", "mpi4py")
 
 
-class Workshop:
-    """A temporary directory with its own tools, which leave the user's environment untouched."""
+def build_and_install(plan: BuildPlan, wheel_only: bool) -> Path:
+    """Build the wheel unless there is one, install it, and try it; return its path.
 
-    def __init__(self, folder: Path, log: Log, stages: Stages, plan: BuildPlan) -> None:
-        self._folder = folder
-        self._log = log
-        self._stages = stages
-        self._plan = plan
+    The tools are in a temporary directory, so that the user's environment stays as it is; the log
+    stays.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as folder,
+        open(plan.log, "w", encoding="utf-8") as file,
+    ):
+        workshop = _Workshop(Path(folder), Log(file, plan.log), plan)
+        workshop.prepare()
+        wheel = plan.source if isinstance(plan.source, Path) else workshop.build(plan.source)
+        if not wheel_only:
+            workshop.install(wheel)
+            workshop.try_on_two_ranks()
+    return wheel
+
+
+class _Workshop:
+    """A directory with tools of its own."""
+
+    def __init__(self, folder: Path, log: Log, plan: BuildPlan) -> None:
+        self._folder, self._log, self._plan = folder, log, plan
         (folder / "tmp").mkdir()
         self._variables = {
             **os.environ,
@@ -157,23 +160,19 @@ class Workshop:
 
     def prepare(self) -> None:
         """Create the environment of the tools."""
-        with self._stages.stage("preparing build tools"):
+        with _stage("preparing build tools"):
             venv = [sys.executable, "-m", "venv", str(self._folder / "tools")]
             self._log.run(venv, self._variables)
-            self._show_frameworks()
+            # Installed packages must be visible to the tools: Horovod's build imports torch.
+            names = ("site-packages", "dist-packages")
+            seen = [path for path in sys.path if os.path.basename(path) in names]
+            (own,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
+            lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+            (own / "outside.pth").write_text("".join(lines))
             if isinstance(self._plan.source, Toolchain):
-                self._get_tools(self._plan.source)
+                self._get_tools([*TOOLS, *([] if self._plan.source.cmake else [CMAKE])])
 
-    def _show_frameworks(self) -> None:
-        """Make the installed packages visible to the tools: Horovod's build imports torch."""
-        names = ("site-packages", "dist-packages")
-        seen = [path for path in sys.path if os.path.basename(path) in names]
-        (own,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
-        lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
-        (own / "outside.pth").write_text("".join(lines))
-
-    def _get_tools(self, toolchain: Toolchain) -> None:
-        wanted = tools(with_cmake=toolchain.cmake is None)
+    def _get_tools(self, wanted: Sequence[str]) -> None:
         # The user's constraints are for their environment.
         own = {name: text for name, text in self._variables.items() if name != "PIP_CONSTRAINT"}
         try:
@@ -190,19 +189,26 @@ class Workshop:
         wrapper.write_text(script(toolchain.compiler, plan.target.runpath))
         wrapper.chmod(0o755)
         cmake = toolchain.cmake or self._python.with_name("cmake")
-        own = variables(plan.target, wrapper, cmake, _jobs())
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        cores = len(os.sched_getaffinity(0))
+        jobs = max(1, min(_MOST_JOBS, cores, free_bytes // _JOB_BYTES))
         mpi = toolchain.mpicxx.parent
         path = os.pathsep.join([str(mpi), self._variables.get("PATH", "")])
+        own = variables(plan.target, wrapper, cmake, jobs)
         built = self._folder / "wheel"
         flags = ["--no-build-isolation", "--use-pep517", "--no-deps", "--no-cache-dir", "-v"]
-        with self._stages.stage(f"compiling with {_jobs()} processes, some minutes") as detail:
+        with _stage(f"compiling with {jobs} processes, some minutes") as detail:
             self._pip(
                 ["wheel", *flags, "--no-binary", "horovod", "-w", str(built), _REQUIREMENT],
                 {**own, "PATH": path, "MPI_HOME": str(mpi.parent)},
                 lambda line: detail(f"{found[1]} %") if (found := _PERCENT.search(line)) else None,
             )
         (wheel,) = built.glob("horovod-*.whl")
-        return _keep(wheel, plan.folder)
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        kept = plan.folder / wheel.name
+        with replacing(kept) as copy, open(wheel, "rb") as source:
+            shutil.copyfileobj(source, copy)
+        return kept
 
     def install(self, wheel: Path) -> None:
         """Install the wheel and its dependencies, and nothing else, into this environment."""
@@ -210,23 +216,19 @@ class Workshop:
         kept = installed_versions(_KEPT)
         constraints.write_text("".join(f"{name}=={kept[name]}\n" for name in kept))
         here = ["--python", sys.executable, "install", "--constraint", str(constraints)]
-        with self._stages.stage("installing"):
+        with _stage("installing"):
             self._pip([*here, "--force-reinstall", "--no-deps", str(wheel)])
             self._pip([*here, _REQUIREMENT])
 
     def try_on_two_ranks(self) -> None:
         """All-reduce through each framework that Horovod was built for."""
         plan = self._plan
-        for name, version in (("torch", plan.target.torch), ("tensorflow", plan.target.tensorflow)):
-            if version:
-                with self._stages.stage(f"two ranks all-reduce through horovod.{name}"):
-                    self._try(name)
-
-    def _try(self, framework: str) -> None:
-        program = (sys.executable, "-m", "hvdtrain.probes", "horovod", framework)
-        launcher = own_launcher(self._plan.mpi, str(self._plan.mpirun))
-        line = launcher.command(LaunchRequest(program, ranks=2), os.environ)
-        self._log.run(line.argv, {"OMP_NUM_THREADS": "1", **os.environ, **line.variables})
+        for name in plan.target.frameworks:
+            program = (sys.executable, "-m", "hvdtrain.probes", "horovod", name)
+            launcher = own_launcher(plan.mpi, str(plan.mpirun))
+            line = launcher.command(LaunchRequest(program, ranks=2), os.environ)
+            with _stage(f"two ranks all-reduce through horovod.{name}"):
+                self._log.run(line.argv, {"OMP_NUM_THREADS": "1", **os.environ, **line.variables})
 
     def _pip(
         self,
@@ -236,26 +238,3 @@ class Workshop:
     ) -> None:
         command = [str(self._python), "-m", "pip", *arguments]
         self._log.run(command, {**self._variables, **(own or {})}, on_line)
-
-
-@contextmanager
-def open_workshop(plan: BuildPlan, stages: Stages) -> Iterator[Workshop]:
-    """Create a workshop, and remove it at the end in any case; the log stays."""
-    with (
-        tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as folder,
-        open(plan.log, "w", encoding="utf-8") as file,
-    ):
-        yield Workshop(Path(folder), Log(file, plan.log), stages, plan)
-
-
-def _jobs() -> int:
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)), free_bytes // _JOB_BYTES))
-
-
-def _keep(wheel: Path, folder: Path) -> Path:
-    """Move a file into the cache atomically, so that no process sees a part of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / wheel.name) as copy, open(wheel, "rb") as source:
-        shutil.copyfileobj(source, copy)
-    return folder / wheel.name

@@ -16,38 +16,29 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["MODULES", "HorovodFinder"]
 
-# The module for each name.
-MODULES = {
+# The module for each name; most have the same name in hvdtrain.
+_SAME = (
+    *("keras", "keras.callbacks", "keras.elastic", "tensorflow", "tensorflow.compression"),
+    *("tensorflow.elastic", "tensorflow.functions", "tensorflow.sync_batch_norm", "torch"),
+    *("torch.compression", "torch.elastic", "torch.elastic.sampler", "torch.elastic.state"),
+    *("torch.functions", "torch.optimizer", "torch.sync_batch_norm"),
+)
+MODULES = {f"horovod.{name}": f"hvdtrain.{name}" for name in _SAME} | {
     "horovod.common": "hvdtrain.horovod.names.common",
     "horovod.common.elastic": "hvdtrain.core.elastic",
     "horovod.common.exceptions": "hvdtrain.errors",
     "horovod.common.process_sets": "hvdtrain.core.process_set",
     "horovod.common.util": "hvdtrain.horovod.names.common.util",
-    "horovod.keras": "hvdtrain.keras",
-    "horovod.keras.callbacks": "hvdtrain.keras.callbacks",
-    "horovod.keras.elastic": "hvdtrain.keras.elastic",
     "horovod.runner": "hvdtrain.horovod.names.runner",
-    "horovod.tensorflow": "hvdtrain.tensorflow",
-    "horovod.tensorflow.compression": "hvdtrain.tensorflow.compression",
-    "horovod.tensorflow.elastic": "hvdtrain.tensorflow.elastic",
-    "horovod.tensorflow.functions": "hvdtrain.tensorflow.functions",
     # tf.keras is Keras.
     "horovod.tensorflow.keras": "hvdtrain.keras",
     "horovod.tensorflow.keras.callbacks": "hvdtrain.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "hvdtrain.keras.elastic",
     # Scripts import anything from there: operations, rank(), Average.
     "horovod.tensorflow.mpi_ops": "hvdtrain.tensorflow",
-    "horovod.tensorflow.sync_batch_norm": "hvdtrain.tensorflow.sync_batch_norm",
-    "horovod.torch": "hvdtrain.torch",
-    "horovod.torch.compression": "hvdtrain.torch.compression",
-    "horovod.torch.elastic": "hvdtrain.torch.elastic",
-    "horovod.torch.elastic.sampler": "hvdtrain.torch.elastic.sampler",
-    "horovod.torch.elastic.state": "hvdtrain.torch.elastic.state",
-    "horovod.torch.functions": "hvdtrain.torch.functions",
     "horovod.torch.mpi_ops": "hvdtrain.torch",
-    "horovod.torch.optimizer": "hvdtrain.torch.optimizer",
-    "horovod.torch.sync_batch_norm": "hvdtrain.torch.sync_batch_norm",
 }
+MODULES = dict(sorted(MODULES.items()))
 
 _LAUNCH = "start ranks with mpirun or `python -m hvdtrain run`"
 # Advice for a name without a module, by one of its parts.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.calls import call
+from hvdtrain.launch.hosts.host import is_here
 
 __all__ = ["run"]
 
@@ -48,11 +48,6 @@ def run(
     if np is not None:
         warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
     ranks = num_proc if np is None else np
-    if _is_here(hosts):
+    if hosts and all(is_here(part.partition(":")[0].strip()) for part in hosts.split(",")):
         hosts = None  # for which no remote shell is needed
     return call.run(func, args, kwargs, np=ranks, hosts=hosts, hostfile=hostfile)
-
-
-def _is_here(hosts: str | None) -> bool:
-    names = [] if hosts is None else [part.partition(":")[0].strip() for part in hosts.split(",")]
-    return set(names) <= {"localhost", "127.0.0.1", socket.gethostname()}

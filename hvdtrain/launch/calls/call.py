@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -33,15 +33,14 @@ from hvdtrain.launch.calls.called_rank import (
     node_name,
 )
 from hvdtrain.launch.cluster_environment import ClusterRank, own_addresses
-from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
-from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
+from hvdtrain.launch.launchers.options import parse_hosts, require_sense, with_hosts
 from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, without_allocation
 from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
 from hvdtrain.topology import LOOPBACK
-from hvdtrain.world import TORCHRUN_MARKER, refuse_on_ranks
+from hvdtrain.world import TORCHRUN_MARKER
 
 __all__ = ["run"]
 
@@ -62,21 +61,6 @@ def dumps_call(
     return pickle.dumps((sys.path, call))
 
 
-def results_of(arrived: Sequence[RankAnswer], np: int, caller: str, cause: str) -> list[Any]:
-    """Return the results, ordered by rank."""
-    for answer in arrived:  # the first one is the cause: other ranks fail because it did
-        if answer.failure:
-            raise _error(answer, np, caller)
-    results = {answer.rank: pickle.loads(answer.content) for answer in arrived}
-    missing = [str(rank) for rank in range(np) if rank not in results]
-    if missing:
-        raise HvdtrainError(
-            f"{caller}: rank {', '.join(missing)} of {np} ended without a result ({cause}): see "
-            "what it printed"
-        )
-    return [results[rank] for rank in range(np)]
-
-
 def _error(answer: RankAnswer, np: int, caller: str) -> Exception:
     where = f"on rank {answer.rank} of {np}"
     try:
@@ -89,42 +73,64 @@ def _error(answer: RankAnswer, np: int, caller: str) -> Exception:
     return error
 
 
-BACKLOG = 4096  # of ranks that connect at the same moment
+_BACKLOG = 4096  # of ranks that connect at the same moment
 _KEY_BYTES = 32
 
 
-def new_key() -> bytes:
-    """Return a secret for the ranks of a job."""
-    return secrets.token_bytes(_KEY_BYTES)
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A rank that has connected."""
-
-    arrival: Arrival
-    reached: str = ""
-    origin: str = ""
-
-
 class RankServer:
-    """Gives every rank its place and its call once all have connected, and collects the answers."""
+    """Gives every rank its place and its call once all have connected, and collects the answers.
 
-    def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
+    `variables` are those with which a rank finds it, `caller` is named in errors.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        address: str,
+        call: bytes,
+        np: int,
+        caller: str,
+    ) -> None:
+        key = secrets.token_bytes(_KEY_BYTES)
+        self.variables = {ADDRESS: address, KEY: key.hex()}
         self.answers: list[RankAnswer] = []
-        self.lost = False
-        self._listening, self._key, self._request, self._np = listening, key, request, np
+        self.lost = False  # a rank has ended without an answer, or was started twice
+        self._listening, self._key, self._call, self._np = listening, key, call, np
+        self._caller, self._began = caller, time.monotonic()
         self._here = node_name()
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
-        self._arrived: list[Arrived] = []
+        self._arrived: list[Arrival] = []
         self._open: list[Connection] = []
         self._threads = [threading.Thread(target=self._accept, name="hvdtrain-call", daemon=True)]
 
     @property
-    def arrived(self) -> int:
-        """Number of ranks that have connected."""
-        return len(self._arrived)
+    def failed(self) -> bool:
+        """Whether a rank has failed or was lost, after which the others are to end."""
+        return self.lost or any(answer.failure for answer in self.answers)
+
+    def require_start(self, limit_seconds: float, advice: str) -> None:
+        """Check that all ranks have started, unless there is time left."""
+        here = len(self._arrived)
+        if here < self._np and time.monotonic() - self._began > limit_seconds:
+            raise HvdtrainError(
+                f"{self._caller}: {here} of {self._np} ranks have started within "
+                f"{limit_seconds:.0f} s: {advice}"
+            )
+
+    def results(self, cause: str) -> list[Any]:
+        """Return the results, ordered by rank, once all ranks have ended."""
+        for answer in self.answers:  # the first one is the cause: others fail because it did
+            if answer.failure:
+                raise _error(answer, self._np, self._caller)
+        results = {answer.rank: pickle.loads(answer.content) for answer in self.answers}
+        missing = [str(rank) for rank in range(self._np) if rank not in results]
+        if missing:
+            raise HvdtrainError(
+                f"{self._caller}: rank {', '.join(missing)} of {self._np} ended without a result "
+                f"({cause}): see what it printed"
+            )
+        return [results[rank] for rank in range(self._np)]
 
     def __enter__(self) -> Self:
         self._threads[0].start()
@@ -170,12 +176,12 @@ class RankServer:
             arrival = rank.recv()
         except (AuthenticationError, EOFError, OSError):  # no rank, or one that has ended
             return
-        place = self._place(Arrived(arrival, reached, origin))
+        place = self._place(replace(arrival, reached=reached, origin=origin))
         try:
             if place is None:
                 _shut(rank)
                 return
-            rank.send((place, self._request))
+            rank.send((place, self._call))
             self.answers.append(rank.recv())
             rank.send(None)
         except (EOFError, OSError):
@@ -186,10 +192,10 @@ class RankServer:
             self.lost = self.lost or not self._closed
             self._changed.notify_all()
 
-    def _place(self, arrived: Arrived) -> ClusterRank | None:
+    def _place(self, arrived: Arrival) -> ClusterRank | None:
         """Return the place of a rank once all have arrived; None if it has none."""
         with self._changed:
-            if arrived.arrival.rank in [other.arrival.rank for other in self._arrived]:
+            if arrived.rank in [other.rank for other in self._arrived]:
                 self._lose()
                 return None
             self._arrived.append(arrived)
@@ -199,15 +205,15 @@ class RankServer:
             )
             if len(self._arrived) != self._np:
                 return None
-            order = sorted(self._arrived, key=lambda other: other.arrival.rank)
+            order = sorted(self._arrived, key=lambda other: other.rank)
         return places(order, self._here)[order.index(arrived)]
 
 
-def places(arrived: Sequence[Arrived], here: str) -> list[ClusterRank]:
+def places(arrived: Sequence[Arrival], here: str) -> list[ClusterRank]:
     """Return the place of each rank, with an address of rank 0's host that all can reach."""
-    nodes = [other.arrival.node for other in arrived]
+    nodes = [other.node for other in arrived]
     numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
-    store = f"{_first_host(arrived, here)}:{arrived[0].arrival.port}"
+    store = f"{_first_host(arrived, here)}:{arrived[0].port}"
     return [
         ClusterRank(
             rank, len(nodes), nodes[:rank].count(node), nodes.count(node), numbers[node], (store,)
@@ -216,14 +222,14 @@ def places(arrived: Sequence[Arrived], here: str) -> list[ClusterRank]:
     ]
 
 
-def _first_host(arrived: Sequence[Arrived], here: str) -> str:
+def _first_host(arrived: Sequence[Arrival], here: str) -> str:
     """Return an address of rank 0's host by which a connection is known to be possible."""
     first = arrived[0]
-    elsewhere = [other for other in arrived if other.arrival.node != first.arrival.node]
+    elsewhere = [other for other in arrived if other.node != first.node]
     if not elsewhere:
         return LOOPBACK
     # A rank on the caller's host may have connected at an address that only this host knows.
-    return elsewhere[0].reached if first.arrival.node == here else first.origin
+    return elsewhere[0].reached if first.node == here else first.origin
 
 
 def _shut(rank: Connection) -> None:
@@ -238,40 +244,6 @@ def _ends(connection: socket.socket) -> tuple[str, str]:
     return connection.getsockname()[0], connection.getpeername()[0]
 
 
-class ServedCall:
-    """A call that ranks fetch from this process."""
-
-    def __init__(
-        self, server: RankServer, np: int, variables: Mapping[str, str], caller: str
-    ) -> None:
-        self.variables = dict(variables)
-        self._server, self._np, self._caller = server, np, caller
-        self._began = time.monotonic()
-
-    @property
-    def lost(self) -> bool:
-        """Whether a rank has ended without an answer, or was started twice."""
-        return self._server.lost
-
-    @property
-    def failed(self) -> bool:
-        """Whether a rank has failed or was lost, after which the others are to end."""
-        return self.lost or any(answer.failure for answer in self._server.answers)
-
-    def require_start(self, limit_seconds: float, advice: str) -> None:
-        """Check that all ranks have started, unless there is time left."""
-        here = self._server.arrived
-        if here < self._np and time.monotonic() - self._began > limit_seconds:
-            raise HvdtrainError(
-                f"{self._caller}: {here} of {self._np} ranks have started within "
-                f"{limit_seconds:.0f} s: {advice}"
-            )
-
-    def results(self, cause: str) -> list[Any]:
-        """Return the results, ordered by rank, once all ranks have ended."""
-        return results_of(self._server.answers, self._np, self._caller, cause)
-
-
 @contextmanager
 def served_call(
     function: Callable[..., object],
@@ -281,18 +253,17 @@ def served_call(
     host: str,
     caller: str,
     bind_address: str | None = None,
-) -> Iterator[ServedCall]:
+) -> Iterator[RankServer]:
     """Serve a call until the end of the block, which ends ranks that still run."""
-    call, key = dumps_call(function, args, kwargs, caller), new_key()
-    here = bind_address or host
+    call, here = dumps_call(function, args, kwargs, caller), bind_address or host
     try:
         address = socket.getaddrinfo(here, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-        listening = socket.create_server((str(address), 0), backlog=BACKLOG)
+        listening = socket.create_server((str(address), 0), backlog=_BACKLOG)
     except OSError as error:
         raise HvdtrainError(f"{caller} cannot listen at {here} ({error})") from None
-    variables = {ADDRESS: f"{host}:{listening.getsockname()[1]}", KEY: key.hex()}
-    with listening, RankServer(listening, key, call, np) as server:
-        yield ServedCall(server, np, variables, caller)
+    place = f"{host}:{listening.getsockname()[1]}"
+    with RankServer(listening, place, call, np, caller) as server:
+        yield server
 
 
 def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
@@ -357,41 +328,33 @@ def run(
         hostfile=None if hostfile is None else os.fspath(hostfile),
         interface=interface,
     )
-    _require_sense(asked)
+    both = "hostfile= and hosts= both name hosts: leave out one of them"
+    require_sense(asked, "run()", f"np={np} must be at least 1", both)
     call = dumps_call(function, args, kwargs, "run()")
     # Other hosts of a scheduler's allocation are used when they are named.
     environ = dict(os.environ) if asked.names_hosts else without_allocation(os.environ)
     environ.pop(TORCHRUN_MARKER, None)  # else each rank would be this one
     launcher = choose_launcher(None, loaded_library(), environ)
     request, count = _counted(with_hosts(asked, launcher, environ))
-    key = new_key()
     with session_folder(os.environ) as session:
         listening, address = _listen(session, request)
-        variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex(), SAME_PATH: "1"}
-        environ |= variables
         with listening:
+            server = RankServer(listening, address, call, count, "run()")
+            environ |= {SESSION: session.folder, SAME_PATH: "1", **server.variables}
+            # Before the server's thread runs, because a fork beside threads may hang.
             process = _start(launcher.command(request, environ), environ, session)
-            with RankServer(listening, key, call, count) as server:
+            with server:
                 try:
-                    _show_output(process)
+                    assert process.stdout is not None
+                    with process.stdout as output:
+                        for line in output:
+                            sys.stdout.write(line)  # so notebooks show it
                 except BaseException:  # Ctrl-C, for example
                     process.terminate()
                     raise
                 finally:
                     _end(process)
-    cause = f"mpirun's exit code is {process.returncode}"
-    return results_of(server.answers, count, "run()", cause)
-
-
-def _require_sense(request: LaunchRequest) -> None:
-    refuse_on_ranks("run()")
-    if request.ranks is not None and request.ranks < 1:
-        raise UsageError(f"np={request.ranks} must be at least 1")
-    if request.hostfile is not None and request.hosts:
-        raise UsageError("hostfile= and hosts= both name hosts: leave out one of them")
-    if request.hostfile is not None:
-        read_file(request.hostfile)
-    check_interface(request.interface)
+    return server.results(f"mpirun's exit code is {process.returncode}")
 
 
 def _counted(request: LaunchRequest) -> tuple[LaunchRequest, int]:
@@ -409,7 +372,7 @@ def _listen(session: Session, request: LaunchRequest) -> tuple[socket.socket, st
     if request.names_hosts:
         addresses = own_addresses(request.interface)
         host = addresses[0] if len(addresses) == 1 else ""
-        listening = socket.create_server((host, 0), backlog=BACKLOG)
+        listening = socket.create_server((host, 0), backlog=_BACKLOG)
         port = listening.getsockname()[1]
         return listening, ",".join(f"{address}:{port}" for address in addresses)
     # Only this user can reach it.
@@ -417,7 +380,7 @@ def _listen(session: Session, request: LaunchRequest) -> tuple[socket.socket, st
     listening = socket.socket(socket.AF_UNIX)
     try:
         listening.bind(path)
-        listening.listen(BACKLOG)
+        listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         raise UsageError(
@@ -441,14 +404,6 @@ def _start(
         pass_fds=[session.lifeline],
         preexec_fn=bound_to_this_process(blocked, session.lifeline),
     )
-
-
-def _show_output(process: subprocess.Popen[str]) -> None:
-    """Print the ranks' output until all have ended, by sys.stdout so that notebooks show it."""
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            sys.stdout.write(line)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

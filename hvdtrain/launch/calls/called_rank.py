@@ -38,11 +38,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a rank says of itself first."""
+    """What a rank says of itself first, and the addresses that its connection has."""
 
     rank: int
     node: str
     port: int
+    reached: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)

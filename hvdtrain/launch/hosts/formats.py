@@ -6,9 +6,10 @@ import codecs
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from math import prod
 from pathlib import Path
 
 from hvdtrain.launch.hosts.host import (
@@ -48,16 +49,6 @@ def read_open_mpi(source: HostText) -> list[Host]:
     return _once(listed)
 
 
-def write_open_mpi(hosts: Sequence[Host]) -> str:
-    """Return a hostfile with the number of slots of every host."""
-    return "".join(
-        f"{host.user}@{host.name} slots={host.slots}\n"
-        if host.user
-        else f"{host.name} slots={host.slots}\n"
-        for host in hosts
-    )
-
-
 def _refuse_open_comment(source: HostText) -> None:
     last = source.text.rpartition("\n")[2]
     if any(comment[1] for comment in _COMMENT.finditer(last)):
@@ -75,7 +66,10 @@ def _host(tokens: Sequence[str], where: str) -> Host:
     for token in rest:
         key, sign, value = token.partition("=")
         if not sign:
-            _refuse_word(token, name, where)
+            mend = f"is unexpected: write '{name} slots=N', one host per line"
+            if token.isascii() and token.isdecimal():
+                mend = f"Open MPI ignores it: write '{name} slots={token}'"
+            raise HostfileError(where, token, mend)
         if key in _OTHERS:
             user = value if key == "username" else user
         elif key in _SLOTS | _MOST:
@@ -84,7 +78,10 @@ def _host(tokens: Sequence[str], where: str) -> Host:
                 raise HostfileError(where, token, "is a second number: Open MPI takes one")
             numbers[kind] = check_slots(value, where, token)
         else:
-            _refuse_key(key, token, where)
+            mend = "Open MPI knows slots=, max_slots=, port= and username="
+            if key.lower() in _SLOTS | _MOST | _OTHERS:
+                mend = f"Open MPI needs it in lower case: {key.lower()}="
+            raise HostfileError(where, token, mend)
         if key == "port" or key in _MOST:
             others.append(token)
     slots, most = numbers.get("slots"), numbers.get("most")
@@ -111,18 +108,6 @@ def _refuse_foreign(first: str, where: str) -> None:
         raise HostfileError(where, first, mend)
 
 
-def _refuse_word(token: str, name: str, where: str) -> None:
-    if token.isascii() and token.isdecimal():
-        raise HostfileError(where, token, f"Open MPI ignores it: write '{name} slots={token}'")
-    raise HostfileError(where, token, f"is unexpected: write '{name} slots=N', one host per line")
-
-
-def _refuse_key(key: str, token: str, where: str) -> None:
-    if key.lower() in _SLOTS | _MOST | _OTHERS:
-        raise HostfileError(where, token, f"Open MPI needs it in lower case: {key.lower()}=")
-    raise HostfileError(where, token, "Open MPI knows slots=, max_slots=, port= and username=")
-
-
 def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
     """Merge hosts that are listed again, with one slot for each listing, as Open MPI does."""
     lines: dict[str, list[str]] = {}
@@ -141,14 +126,6 @@ def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
 def read_hydra(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once; a host without a number has one slot."""
     return add_up([_hydra_host(line, where) for where, line in source.lines() if line[0] != "#"])
-
-
-def write_hydra(hosts: Sequence[Host]) -> str:
-    """Return a hostfile with the number of slots of every host."""
-    return "".join(
-        f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
-        for host in hosts
-    )
 
 
 def _hydra_host(line: str, where: str) -> Host:
@@ -180,6 +157,8 @@ def _mend(token: str, name: str) -> str:
 
 
 _MOST_OF_A_RANGE = 65_536
+# Of a list, between commas that are in no brackets.
+_PART = re.compile(r"(?:^|,)((?:\[[^][]*\]|[^,])*)")
 _BRACKET = re.compile(r"\[([^][]*)\]")
 _COUNT = re.compile(r"(\d{1,8})(?:\(x(\d{1,8})\))?")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
@@ -188,16 +167,19 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 def expand(text: str, where: str) -> list[str]:
     """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3."""
     names: list[str] = []
-    for part in _split(text, where):
+    for part in _PART.findall(text.strip()):
+        if not part:
+            raise HostfileError(where, text[:80], "has nothing between two commas")
         pieces = _BRACKET.split(part)
+        if any("]" in piece for piece in pieces[::2]):
+            raise HostfileError(where, text[:80], "has unbalanced brackets")
+        if any("[" in piece for piece in pieces[::2]):
+            raise HostfileError(where, part[:80], "has a bracket that is not closed: write ]")
         choices = [
             _range(piece, part, where) if number % 2 else [piece]
             for number, piece in enumerate(pieces)
         ]
-        total = 1
-        for choice in choices:
-            total *= len(choice)
-        if total > _MOST_OF_A_RANGE:
+        if prod(map(len, choices)) > _MOST_OF_A_RANGE:
             raise HostfileError(where, part, f"is more than {_MOST_OF_A_RANGE} hosts")
         names += [check_name("".join(words), where) for words in product(*choices)]
     return names
@@ -205,7 +187,19 @@ def expand(text: str, where: str) -> list[str]:
 
 def compress(names: Sequence[str]) -> str:
     """Return a host list that expand() reads back, with ranges for consecutive names."""
-    return ",".join(_compressed(names))
+    words = []
+    for (stem, *_), run in groupby(enumerate(names), _range_of):
+        numbers = [name.removeprefix(stem) for _, name in run]
+        several = f"[{numbers[0]}-{numbers[-1]}]"
+        words.append(stem + (several if len(numbers) > 1 else numbers[0]))
+    return ",".join(words)
+
+
+def _range_of(numbered: tuple[int, str]) -> tuple[str, int, int]:
+    """Return what is equal for consecutive names of one range."""
+    index, name = numbered
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], len(match[2]), int(match[2]) - index) if match else (name, 0, index)
 
 
 def expand_counts(text: str, where: str) -> list[int]:
@@ -228,24 +222,6 @@ def compress_counts(counts: Sequence[int]) -> str:
     return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
 
 
-def _split(text: str, where: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    parts, depth = [""], 0
-    for letter in text.strip():
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            raise HostfileError(where, text[:80], "has unbalanced brackets")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth:
-        raise HostfileError(where, parts[-1][:80], "has a bracket that is not closed: write ]")
-    if not all(parts):
-        raise HostfileError(where, text[:80], "has nothing between two commas")
-    return parts
-
-
 def _range(text: str, part: str, where: str) -> list[str]:
     names: list[str] = []
     for piece in text.split(","):
@@ -264,31 +240,6 @@ def _range(text: str, part: str, where: str) -> list[str]:
             raise HostfileError(where, part[:80], f"is more than {_MOST_OF_A_RANGE} hosts")
         names += [str(number).zfill(len(low)) for number in range(first, last + 1)]
     return names
-
-
-def _compressed(names: Sequence[str]) -> Iterator[str]:
-    start = 0
-    while start < len(names):
-        end = start + 1
-        while end < len(names) and names[end] == _successor(names[end - 1]):
-            end += 1
-        if end - start == 1:
-            yield names[start]
-        else:
-            first, last = _NUMBERED.fullmatch(names[start]), _NUMBERED.fullmatch(names[end - 1])
-            assert first is not None
-            assert last is not None
-            yield f"{first[1]}[{first[2]}-{last[2]}]"
-        start = end
-
-
-def _successor(name: str) -> str:
-    """Return the next name of a range with the same number of digits, or ""."""
-    match = _NUMBERED.fullmatch(name)
-    if match is None:
-        return ""
-    number = str(int(match[2]) + 1).zfill(len(match[2]))
-    return match[1] + number if len(number) == len(match[2]) else ""
 
 
 _NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
@@ -317,25 +268,9 @@ def read_slurm(source: HostText) -> list[Host]:
     return add_up([Host(*pair) for pair in zip(names, counts, strict=True)])
 
 
-def write_slurm(hosts: Sequence[Host]) -> str:
-    """Return Slurm's two variables."""
-    counts = compress_counts([host.slots or 1 for host in hosts])
-    return f"{_NODES[0]}={compress([h.name for h in hosts])}\n{_TASKS[0]}={counts}\n"
-
-
 def read_lines(source: HostText) -> list[Host]:
     """Return the hosts of a file with one line per slot, as PBS and LSF write it."""
     return add_up([Host(check_name(line, where), 1) for where, line in source.lines()])
-
-
-def write_lines(hosts: Sequence[Host]) -> str:
-    """Return one line per slot."""
-    return "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts)
-
-
-def write_names(hosts: Sequence[Host]) -> str:
-    """Return one line per host without slots, for Fujitsu's PJM and PALS."""
-    return "".join(f"{host.name}\n" for host in hosts)
 
 
 def read_sge(source: HostText) -> list[Host]:
@@ -349,11 +284,6 @@ def read_sge(source: HostText) -> list[Host]:
             raise HostfileError(where, rest[2], "is another host's number, as in LSF's form")
         hosts.append(Host(check_name(name, where), check_slots(rest[0], where, rest[0])))
     return add_up(hosts)
-
-
-def write_sge(hosts: Sequence[Host]) -> str:
-    """Return a $PE_HOSTFILE."""
-    return "".join(f"{h.name} {h.slots} all.q@{h.name} <NULL>\n" for h in hosts)
 
 
 def read_lsf(source: HostText) -> list[Host]:
@@ -371,21 +301,11 @@ def read_lsf(source: HostText) -> list[Host]:
     return add_up(hosts)
 
 
-def write_lsf(hosts: Sequence[Host]) -> str:
-    """Return $LSB_MCPU_HOSTS."""
-    return " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
-
-
 def read_flux(source: HostText) -> list[Host]:
     """Return the hosts of `flux hostlist`, which has no slots."""
     text = source.text.strip()
     names = expand(text, source.name) if text else []
     return [Host(name) for name in dict.fromkeys(names)]
-
-
-def write_flux(hosts: Sequence[Host]) -> str:
-    """Return a host list without slots."""
-    return compress([host.name for host in hosts]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -399,17 +319,38 @@ class Format:
     ipv6: bool = False
 
 
+def _each(line: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
+    return lambda hosts: "".join(map(line, hosts))
+
+
+def _write_hydra(host: Host) -> str:
+    return f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
+
+
+def _write_slurm(hosts: Sequence[Host]) -> str:
+    counts = compress_counts([host.slots or 1 for host in hosts])
+    return f"{_NODES[0]}={compress([host.name for host in hosts])}\n{_TASKS[0]}={counts}\n"
+
+
+_OPEN_MPI = Format(
+    read_open_mpi, _each(lambda host: f"{host.login} slots={host.slots}\n"), users=True, ipv6=True
+)
+_HYDRA = Format(read_hydra, _each(_write_hydra), users=True)
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(read_open_mpi, write_open_mpi, users=True, ipv6=True),
-    "mpich": Format(read_hydra, write_hydra, users=True),
-    "intelmpi": Format(read_hydra, write_hydra, users=True),
-    "slurm": Format(read_slurm, write_slurm),
-    "pbs": Format(read_lines, write_lines),
-    "sge": Format(read_sge, write_sge),
-    "lsf": Format(read_lsf, write_lsf),
-    "pjm": Format(read_open_mpi, write_names, slots=False),
-    "flux": Format(read_flux, write_flux, slots=False),
-    "k8s": Format(read_open_mpi, write_open_mpi, users=True, ipv6=True),
+    "openmpi": _OPEN_MPI,
+    "mpich": _HYDRA,
+    "intelmpi": _HYDRA,
+    "slurm": Format(read_slurm, _write_slurm),
+    "pbs": Format(read_lines, _each(lambda host: f"{host.name}\n" * (host.slots or 1))),
+    "sge": Format(read_sge, _each(lambda h: f"{h.name} {h.slots} all.q@{h.name} <NULL>\n")),
+    "lsf": Format(
+        read_lsf, lambda hosts: " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
+    ),
+    "pjm": Format(read_open_mpi, _each(lambda host: f"{host.name}\n"), slots=False),
+    "flux": Format(
+        read_flux, lambda hosts: compress([host.name for host in hosts]) + "\n", slots=False
+    ),
+    "k8s": _OPEN_MPI,
 }
 
 # Variables with the path of a job's hostfile.
@@ -506,7 +447,7 @@ def left_out(hosts: Sequence[Host], form: str) -> list[str]:
     words = []
     for host in hosts:
         if host.user and not FORMATS[form].users:
-            words.append(f"{host.user}@{host.name}")
+            words.append(host.login)
         words += [f"{other} of {host.name}" for other in host.others]
     return words
 

@@ -33,6 +33,11 @@ class Host:
     user: str = ""
     others: tuple[str, ...] = ()
 
+    @property
+    def login(self) -> str:
+        """The name, after the user's if there is one."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
 
 @dataclass(frozen=True)
 class HostText:
@@ -110,7 +115,7 @@ def mixed_names(hosts: Sequence[Host]) -> list[str]:
     """Return one line for each host that is named with its domain and without, or as this host."""
     here, names = set(), defaultdict(set)
     for host in hosts:
-        if _is_here(host.name):
+        if is_here(host.name):
             here.add(host.name)
         if not host.name.replace(".", "").isdecimal():
             names[host.name.partition(".")[0]].add(host.name)
@@ -122,7 +127,7 @@ def mixed_names(hosts: Sequence[Host]) -> list[str]:
     ]
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
     """Return whether a name is this host's, as far as that is known without asking a server."""
     own = socket.gethostname()
     return name in ("localhost", "::1", own, own.partition(".")[0]) or name.startswith("127.")

@@ -20,7 +20,7 @@ from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, require_sl
 from hvdtrain.launch.launchers.choice import Launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
-from hvdtrain.world import discover
+from hvdtrain.world import discover, refuse_on_ranks
 
 _MIN_RANKS, _MAX_RANKS = "HVDTRAIN_MIN_RANKS", "HVDTRAIN_MAX_RANKS"
 _HOST_DISCOVERY = "HVDTRAIN_HOST_DISCOVERY"
@@ -117,10 +117,21 @@ def parse_folder(text: str | None) -> str | None:
     return os.path.abspath(text)
 
 
-def check_interface(interface: str | None) -> None:
+def require_sense(request: LaunchRequest, caller: str, too_few: str, both: str) -> None:
+    """Check what needs no launcher; the messages are those of the caller, with its options."""
+    refuse_on_ranks(caller)
+    if request.ranks is not None and request.ranks < 1:
+        raise UsageError(too_few)
+    if request.hostfile is not None:
+        if request.hosts:
+            raise UsageError(both)
+        read_file(request.hostfile)
+    if request.interface is not None:
+        check_interface(request.interface)
+
+
+def check_interface(interface: str) -> None:
     """Check that this host has the network interfaces of --interface."""
-    if interface is None:
-        return
     here = [name for _, name in socket.if_nameindex()]
     for name in interface.split(","):
         if name not in here:
@@ -131,26 +142,21 @@ def with_hosts(
     request: LaunchRequest, launcher: Launcher, environ: Mapping[str, str]
 ) -> LaunchRequest:
     """Return the request with the hosts of its hostfile, or of a job unknown to the launcher."""
-    hosts = request.hosts
+    hosts, own = request.hosts, launcher.name == "mpirun"
     if request.hostfile is not None:
-        hosts = tuple(_hosts_of(request.hostfile, launcher))
-    own = launcher.name == "mpirun"
+        # The others take no file, so any format will do.
+        form = launcher.vendor if own else guess_format(read_file(request.hostfile))
+        hosts = tuple(read_hostfile(request.hostfile, form))
     if own and launcher.vendor == "openmpi" and not request.names_hosts:
         hosts = _hosts_of_job(environ, request)
     # Hydra wraps around to the first host.
     bounded = launcher.vendor == "openmpi" or not own
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
-        if request.per_node is None:
-            _require_slots(request, hosts)
-        else:
+        if request.per_node is not None:
             _require_hosts(request, hosts, own, has_allocation(environ))
+        elif request.ranks and hosts and all(host.slots is not None for host in hosts):
+            require_slots(hosts, request.ranks, request.hostfile or "-H")
     return replace(request, hosts=hosts)
-
-
-def _require_slots(request: LaunchRequest, hosts: Sequence[Host]) -> None:
-    known = hosts and all(host.slots is not None for host in hosts)
-    if known and request.ranks is not None:
-        require_slots(hosts, request.ranks, request.hostfile or "-H")
 
 
 def _require_hosts(
@@ -179,10 +185,3 @@ def _hosts_of_job(environ: Mapping[str, str], request: LaunchRequest) -> tuple[H
         each = request.per_node or -(-(request.ranks or len(hosts)) // len(hosts))
         hosts = [replace(host, slots=each) for host in hosts]
     return tuple(hosts)
-
-
-def _hosts_of(path: str, launcher: Launcher) -> list[Host]:
-    if launcher.name == "mpirun":
-        return read_hostfile(path, launcher.vendor)
-    # The others take no file, so any format will do.
-    return read_hostfile(path, guess_format(read_file(path)))

@@ -9,11 +9,10 @@ import re
 import runpy
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import UsageError
 
@@ -230,38 +229,24 @@ def read_file(path: Path) -> Settings:
         raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path}: expected the lines KEY: VALUE that `accelerate config` writes")
-    return Settings(
-        path,
-        _count(path, found),
-        found.get("use_cpu") is True,
-        _precision(found.get("mixed_precision")),
-        tuple(_others(found)),
-    )
-
-
-def _count(path: Path, found: Mapping[str, Any]) -> int | None:
-    count = found.get("num_processes")
+    count, precision = found.get("num_processes"), found.get("mixed_precision")
     if count == -1:  # Accelerate's own default
-        return None
+        count = None
     if count is not None and (not isinstance(count, int) or count < 1):
         raise UsageError(f"{path}: num_processes: {count!r} must be an integer of at least 1")
-    return count
-
-
-def _precision(value: object) -> str | None:
-    # An unquoted `no` is a boolean of YAML.
-    return None if value is None else "no" if value is False else str(value)
-
-
-def _others(found: Mapping[str, Any]) -> Iterator[str]:
-    kind = found.get("distributed_type")
-    # An unquoted `NO` is a boolean of YAML.
-    if kind and kind not in _PLAIN_TYPES:
-        yield f"distributed_type: {kind}"
-    for key, value in found.items():
-        # `downcast_bf16: 'no'` is in every file.
-        if value and value != "no" and key not in _FOLLOWED | _OF_THE_LAUNCHER:
-            yield str(key)
+    # `downcast_bf16: 'no'` is in every file. An unquoted `no` or `NO` is a boolean of YAML.
+    given = {key: value for key, value in found.items() if value and value != "no"}
+    others = [str(key) for key in given if key not in _FOLLOWED | _OF_THE_LAUNCHER]
+    kind = given.get("distributed_type", "NO")
+    if kind not in _PLAIN_TYPES:
+        others.insert(0, f"distributed_type: {kind}")
+    return Settings(
+        source=path,
+        num_processes=count,
+        use_cpu=found.get("use_cpu") is True,
+        mixed_precision="no" if precision is False else precision and str(precision),
+        others=tuple(others),
+    )
 
 
 def has_gpu(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:

@@ -16,21 +16,14 @@ from collections.abc import Mapping
 _PERIOD_SECONDS = 0.2
 
 
-def is_lonely(environ: Mapping[str, str]) -> bool | None:
-    """Return whether Accelerate takes this rank for the only one; None before it has a state."""
-    module = sys.modules.get("accelerate.state")
-    # Asked for by its constructor, it would be made.
-    state = getattr(getattr(module, "PartialState", None), "_shared_state", {})
-    if "num_processes" not in state:
-        return None
-    return bool(state["num_processes"] == 1 and int(environ.get("WORLD_SIZE", "1")) > 1)
-
-
-def _watch(environ: Mapping[str, str]) -> None:
-    while (lonely := is_lonely(environ)) is None:
+def _watch(size: str) -> None:
+    """Wait until Accelerate has a state; asked for by its constructor, it would be made."""
+    state: Mapping[str, object] = {}
+    while "num_processes" not in state:
         time.sleep(_PERIOD_SECONDS)
-    if lonely:
-        size = environ["WORLD_SIZE"]
+        module = sys.modules.get("accelerate.state")
+        state = getattr(getattr(module, "PartialState", None), "_shared_state", {})
+    if state["num_processes"] == 1 and int(size) > 1:
         print(
             f"hvdtrain: Accelerate takes each of the {size} ranks for the only one, so that {size} "
             "models are trained instead of one: on hosts without a GPU it needs "
@@ -44,8 +37,8 @@ def main() -> None:
     """Run the script or module that the arguments name."""
     del sys.argv[0]
     if os.environ.get("RANK") == "0":  # one rank speaks for all
-        watch = threading.Thread(target=_watch, args=[dict(os.environ)], daemon=True)
-        watch.start()
+        size = os.environ.get("WORLD_SIZE", "1")
+        threading.Thread(target=_watch, args=[size], daemon=True).start()
     if sys.argv[0] == "-m":
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -13,9 +13,6 @@ from hvdtrain.launch.hosts.host import (
     Host,
     HostfileError,
     HostText,
-    objections,
-    require_slots,
-    with_slots,
 )
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
@@ -211,16 +208,6 @@ def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
             formats.write_hosts(hosts, form)
 
 
-def test_what_a_form_has_no_place_for_is_known() -> None:
-    text = "me@node1 port=22\nnode1 max_slots=8\nnode2 slots=1 username=her\n"
-    hosts = with_slots(formats.FORMATS["openmpi"].read(HostText("hosts", text)), 1, "hosts")
-    others = ["port=22 of node1", "max_slots=8 of node1"]
-    assert formats.left_out(hosts, "openmpi") == formats.left_out(hosts, "mpich") == others
-    assert formats.left_out(hosts, "slurm") == ["me@node1", *others, "her@node2"]
-    bound = formats.FORMATS["mpich"].read(HostText("hosts", "node1:2 binding=rr user=me"))
-    assert formats.left_out(bound, "mpich") == ["binding=rr of node1"]
-
-
 def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("node1 slots=2\nnode1.ex.com slots=2\n")
@@ -232,17 +219,3 @@ def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
             formats.read_hostfile(str(path), "openmpi")
     path.write_text("node1\nnode2.ex.com slots=2\n")
     assert len(formats.read_hostfile(str(path), "openmpi")) == 2
-
-
-def test_what_would_go_wrong_in_silence() -> None:
-    assert objections([Host("a", 2), Host("b.x", 2)], "hosts") == []
-    assert objections([], "hosts") == ["hosts: names no host: write one host per line"]
-    (silent,) = objections([Host("a"), Host("b", 1)], "hosts")
-    assert silent.startswith("hosts: a: no slots=: Open MPI takes as many as the host has cores")
-    (mixed,) = objections([Host("a", 1), Host("a.x.org", 1)], "hosts")
-    assert mixed == "hosts: a and a.x.org: one host under two names: write it in one way"
-    with pytest.raises(HostfileError, match="5 ranks need more than the 3 slots of a 1, b 2"):
-        require_slots([Host("a", 1), Host("b", 2)], 5, "hosts")
-    assert with_slots([Host("a"), Host("b", 1)], 4, "hosts") == [Host("a", 4), Host("b", 1)]
-    with pytest.raises(HostfileError, match="hosts: 'a': has no number of slots: pass --slots N"):
-        with_slots([Host("a")], None, "hosts")
