@@ -12,8 +12,13 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Communicator, Pieces
-from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
+from hvdtrain.engines.communicator import (
+    Communicator,
+    Pending,
+    PointToPoint,
+    Slices,
+    VotedReduction,
+)
 from hvdtrain.types import DType, ReduceOp
 
 # A numpy array or a torch tensor.
@@ -90,18 +95,6 @@ class OrderedCommunicator(Communicator):
             self._inner.allreduce_from(source, buffer, op, prescale, postscale)
         else:
             super().allreduce_from(source, buffer, op, prescale, postscale)
-
-    def allreduce_many(
-        self,
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        return self._tree_sums and self._inner.allreduce_many(
-            pieces, dtype, op, prescale, postscale
-        )
 
     def voted_reduction(
         self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
