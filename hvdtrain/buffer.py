@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from hvdtrain.types import DType
 
-__all__ = ["Buffer", "Elements", "Tensor"]
-
 _FRACTIONAL = frozenset({DType.FLOAT32, DType.FLOAT64, DType.COMPLEX64, DType.COMPLEX128})
 # Cache keyed by numpy's and torch's dtypes; looking one up by its name is slow.
 _DTYPES: dict[object, DType] = {}
@@ -96,15 +94,7 @@ class Buffer:
 
     @classmethod
     def from_array(cls, array: npt.NDArray[np.generic], dtype: DType | None = None) -> Buffer:
-        """Return a buffer over a C-contiguous array.
-
-        Args:
-            array: array of any shape.
-            dtype: element type if numpy lacks it (bfloat16, as uint16).
-
-        Raises:
-            ValueError: the memory is not contiguous, or its dtype is not in DType.
-        """
+        """Return a buffer over a C-contiguous array; see `of`."""
         if not array.flags.c_contiguous:
             raise ValueError(f"a Buffer needs C-contiguous memory, got strides {array.strides}")
         own = dtype or _DTYPES.get(array.dtype) or _look_up(array.dtype)
@@ -210,10 +200,6 @@ class Buffer:
 
     def slice(self, start: int, count: int) -> Buffer:
         """Return a view of part of the elements.
-
-        Args:
-            start: index of the first element.
-            count: number of elements.
 
         Raises:
             ValueError: the part is not within the buffer.

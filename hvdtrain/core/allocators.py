@@ -28,7 +28,7 @@ from hvdtrain.compiled.library import find_compiler
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import allocate_if
 from hvdtrain.core.places import GradientPlaces
-from hvdtrain.engines.features import Slices
+from hvdtrain.engines.communicator import Slices
 from hvdtrain.errors import UsageError
 
 _HEADER = Path(__file__).with_name("arena.h")

@@ -17,7 +17,6 @@ from typing import NoReturn
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.collectives.allreduce import PLANS
 from hvdtrain.core.exits import (
     ExitGuard,
@@ -130,10 +129,10 @@ def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
     """Warn, on one rank of each node, of bad CPU binding."""
     cores = frozenset(os.sched_getaffinity(0))
     own = RankCores(topology.rank, cores, count_threads(os.environ, sys.modules))
-    gathered = exchange(world.communicator, [own])
+    gathered = world.communicator.gather_objects(own)
     if topology.local_rank == 0:
         node = world.nodes[topology.rank]
-        ranks = [rank for (rank,) in gathered if world.nodes[rank.rank] == node]
+        ranks = [rank for rank in gathered if world.nodes[rank.rank] == node]
         there = os.cpu_count() or 1
         for text in binding_warnings(topology.hostnames[topology.rank], ranks, there):
             write_message(topology.title, text)

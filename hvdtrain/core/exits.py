@@ -19,7 +19,7 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -59,7 +59,8 @@ def format_error(error: BaseException) -> str:
         and error.__cause__ is None
         and any(_is_script(path) for path in paths)
     ):
-        inner = (_PACKAGE, *_frameworks())
+        loaded = (getattr(sys.modules.get(name), "__file__", None) for name in _FRAMEWORKS)
+        inner = (_PACKAGE, *(Path(file).parent for file in loaded if file is not None))
         while not _is_script(paths[-1]) and _is_internal(paths[-1], inner):
             del paths[-1], told.stack[-1]
     return "".join(told.format())
@@ -75,14 +76,6 @@ def own_frame(error: BaseException, verbose: bool = False) -> str:
     place = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
     line = place + " ".join("".join(traceback.format_exception_only(error)).split())
     return f"{line}\n{format_error(error).rstrip()}" if verbose else line
-
-
-def _frameworks() -> Iterator[Path]:
-    """Yield the folders of the frameworks that are loaded."""
-    for name in _FRAMEWORKS:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            yield Path(file).parent
 
 
 def _is_script(path: str) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.features import Slices, aligned_bounds
+from hvdtrain.engines.communicator import Slices, aligned_bounds
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, Stopwatch
 from hvdtrain.core.agreement.operation import JOIN, LEAVE
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import drain_output, write_message
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import EXIT_CRASH, HvdtrainError
@@ -395,12 +394,11 @@ class StallWatch:
         started, waits = time.perf_counter(), self._pending()
         self._compared = self._periods(waits)
         own = (waits, thread_stacks() if self._settings.stacks else "")
-        gathered = self._result_of(lambda: exchange(communicator, [own]))
+        gathered = self._result_of(lambda: communicator.gather_objects(own))
         is_news = time.perf_counter() - started < self._settings.period_seconds
         if communicator.rank == 0 and is_news:
-            everyone = [theirs for (theirs,) in gathered]
-            stalls = find_stalls([waits for waits, _ in everyone], self._settings.period_seconds)
-            stacks = {rank: stacks for rank, (_, stacks) in enumerate(everyone)}
+            stalls = find_stalls([waits for waits, _ in gathered], self._settings.period_seconds)
+            stacks = {rank: stacks for rank, (_, stacks) in enumerate(gathered)}
             self._warnings.update(stalls, lambda: stacks)
         elif communicator.rank:
             self._warnings.save()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import accumulate
+from struct import Struct
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
 
@@ -81,9 +83,15 @@ class Capabilities:
         return f"memory on {device} (takes {', '.join(sorted(self.devices))})"
 
 
-# For each tensor the addresses of its elements and of the memory for the result, and the number of
-# elements: an array of typecode "q".
-Pieces: TypeAlias = "array[int]"
+# Gathers one JSON-serializable value per rank, in rank order; tuples may arrive as lists.
+Gather: TypeAlias = Callable[[Any], list[Any]]
+
+# Takes votes and tensors, and returns maxima: see `Communicator.voted_reduction`.
+VotedReduction: TypeAlias = Callable[[bytes, Sequence[int]], bytes]
+
+# What `gather_bytes` sends first, and the number of bytes in it.
+_BLOCK_BYTES = 512
+_SIZE = Struct("=q")
 
 
 class Communicator(ABC):
@@ -128,26 +136,17 @@ class Communicator(ABC):
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
 
-    @collective
-    def allreduce_many(
-        self,
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        """Reduce many tensors in host memory; see `allreduce`. A source may be its result.
-
-        Return False, on all members, if the engine has no way of its own. Sizes, their order, and
-        the factors are equal on all members.
-        """
-        return False
-
     def voted_reduction(
         self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
-        """Return an allreduce that is voted on and run in one call, or None (local).
+        """Return a call that votes on allreduces of one type, and runs them, or None (local).
+
+        It reduces tensors in host memory if all members vote in this way for the same. The result
+        is b"" if that is done, else the maxima of all votes: those of `start_max`, which other
+        members may call meanwhile. The votes are three hashes of 8 bytes, each followed by its
+        complement; all are equal for one tensor. The last one is of what this member votes on. The
+        second argument has, for each tensor, the addresses of its elements and of the memory for
+        the result, which may be one, and the number of elements, which is equal on all members.
 
         `dtype` is one that `capabilities` lists for `op`.
         """
@@ -163,6 +162,44 @@ class Communicator(ABC):
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
         """Concatenate the buffers of all members, of `counts` elements, in rank order."""
 
+    @collective
+    def _allgather_by_broadcasts(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int]
+    ) -> None:
+        start = 0
+        for root_rank, count in enumerate(counts):
+            part = receive.slice(start, count)
+            if root_rank == self.rank:
+                part.copy_from(send)
+            self.broadcast(part, root_rank)
+            start += count
+
+    @collective
+    def gather_bytes(self, own: bytes) -> list[bytes]:
+        """Return the bytes of every member, by rank, with one `allgather` for few of them."""
+        room = _BLOCK_BYTES - _SIZE.size
+        block = (_SIZE.pack(len(own)) + own[:room]).ljust(_BLOCK_BYTES, b"\0")
+        blocks = self._gather_counted(block, [_BLOCK_BYTES] * self.size)
+        sizes = [_SIZE.unpack_from(theirs)[0] for theirs in blocks]
+        firsts = [b[_SIZE.size : _SIZE.size + n] for b, n in zip(blocks, sizes, strict=True)]
+        if max(sizes) <= room:
+            return firsts
+        rests = self._gather_counted(own[room:], [max(size - room, 0) for size in sizes])
+        return [first + rest for first, rest in zip(firsts, rests, strict=True)]
+
+    @collective
+    def _gather_counted(self, own: bytes, counts: list[int]) -> list[bytes]:
+        texts = np.empty(sum(counts), np.uint8)
+        send = np.array(bytearray(own), np.uint8)  # which may be empty
+        self.allgather(Buffer.from_array(send), Buffer.from_array(texts), counts)
+        whole, ends = texts.tobytes(), list(accumulate(counts))
+        return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+    @collective
+    def gather_objects(self, own: object) -> list[Any]:
+        """Return the object of every member, which is pickled, by rank."""
+        return [pickle.loads(text) for text in self.gather_bytes(pickle.dumps(own))]
+
     @abstractmethod
     @collective
     def alltoall(
@@ -174,7 +211,6 @@ class Communicator(ABC):
     ) -> None:
         """Send part r to rank r, and receive in rank order; counts are elements for each rank."""
 
-    @abstractmethod
     @collective
     def reduce_scatter(
         self,
@@ -185,7 +221,13 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce `send`, unchanged, and store part r, counts[r] elements, in rank r's `receive`."""
+        """Reduce `send`, unchanged, and store part r, counts[r] elements, in rank r's `receive`.
+
+        By default all is reduced, and one part kept.
+        """
+        whole = send.like(send.count)
+        self.allreduce_from(send, whole, op, prescale, postscale)
+        receive.copy_from(whole.slice(sum(counts[: self.rank]), receive.count))
 
     @abstractmethod
     @collective
@@ -204,7 +246,6 @@ class Communicator(ABC):
             f"[rank {self.rank}/{self.size}] the engine has no messages between pairs of ranks"
         )
 
-    @abstractmethod
     @collective
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         """Allocate [nbytes] uint8, not initialized, that this communicator reduces fastest.
@@ -212,6 +253,12 @@ class Communicator(ABC):
         `nbytes` and the offsets of buffers to be reduced are equal on all members. It is a numpy
         array or a torch tensor; the latter on a device, of a type in `capabilities.devices`.
         """
+        self._require(device)
+        if device == "cpu":
+            return np.empty(nbytes, np.uint8)
+        import torch  # memory on a device is always torch's
+
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def slices(self) -> Slices | None:
         """Return the slices of memory that ranks of a node share; None on all members (local)."""
@@ -347,3 +394,100 @@ class EngineWorld:
     failures: Failures | None = None
     before: tuple[int, ...] | None = None
     joined: bool = False
+
+
+# Slices are whole cache lines of any element type, as in node_kernel.c.
+_SLICE_ELEMENTS = 64
+
+
+def aligned_bounds(count: int, owners: int) -> list[int]:
+    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count`."""
+    each = -(-count // owners)
+    each = -(-each // _SLICE_ELEMENTS) * _SLICE_ELEMENTS
+    return [min(each * owner, count) for owner in range(owners + 1)]
+
+
+class Slices(ABC):
+    """The slices of one communicator's memory.
+
+    Each of the first `owners` ranks of a node owns the slice of its number of every buffer. Buffers
+    are in memory that `Communicator.empty` has returned, at the same offset on all ranks, and
+    `aligned_bounds` says where their slices begin.
+    """
+
+    owners: int
+    number: int
+    nodes: int
+    in_tree: bool
+    adds_placed: bool
+
+    @abstractmethod
+    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+        """Return each rank's copy, [nbytes] uint8, of `empty`; None on all if it is not shared."""
+
+    @abstractmethod
+    @collective
+    def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
+        """Overwrite this rank's slice with that of an allreduce; the rest is undefined."""
+
+    @abstractmethod
+    def add_placed(
+        self,
+        rows: npt.NDArray[np.uint64],
+        dtype: DType,
+        prescales: Sequence[float],
+        postscale: float,
+    ) -> None:
+        """Add pieces of memory that lie elsewhere on each rank of the node.
+
+        targets = postscale * (sources[0] * prescales[0] + sources[1] * prescales[1] + ...), the
+        same bits as in `Communicator.allreduce`. A target may be one of the sources. A row has the
+        number of elements, then addresses in this process: [pieces, 1 + sources + targets].
+        """
+
+    @abstractmethod
+    @collective
+    def spread(self, buffer: Buffer) -> None:
+        """Copy each slice from its owner to all ranks of the node."""
+
+    @abstractmethod
+    @collective
+    def meet(self) -> None:
+        """Wait until all ranks of the node are here; see what they have written."""
+
+
+class Pending(ABC):
+    """An operation in progress."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Make progress without blocking; return whether the operation is complete."""
+
+    def wait(self) -> None:
+        """Block until the operation is complete, without keeping a core busy."""
+        poll_until(self.test)
+
+
+class PointToPoint(ABC):
+    """Messages between pairs of the ranks of a communicator, apart from its other calls.
+
+    Messages from one rank to another with the same tag arrive in the order in which they were sent.
+    Ranks are those among the members; tags are 0 or more. One thread at a time uses it.
+    """
+
+    @abstractmethod
+    def start_send(self, buffer: Buffer, rank: int, tag: int) -> Pending:
+        """Start to send host memory, which must not change until that is complete (local)."""
+
+    @abstractmethod
+    def start_receive(self, buffer: Buffer, rank: int, tag: int) -> Pending:
+        """Start to overwrite host memory with a message of its type and size (local)."""
+
+    @abstractmethod
+    def waiting(self, tag: int) -> int | None:
+        """Return a rank from which a message can be received; None if there is none (local)."""
+
+    @abstractmethod
+    @collective
+    def close(self) -> None:
+        """Free its resources (collective)."""

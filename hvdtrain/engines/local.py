@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import ANY_DEVICE, Capabilities, Communicator, EngineWorld
-from hvdtrain.engines.features import Pending
+from hvdtrain.engines.communicator import (
+    ANY_DEVICE,
+    Capabilities,
+    Communicator,
+    EngineWorld,
+    Pending,
+)
 from hvdtrain.types import DType, ReduceOp
 
 _CAPABILITIES = Capabilities(
@@ -60,31 +65,11 @@ class LocalCommunicator(Communicator):
     ) -> None:
         receive.copy_from(send)
 
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        receive.copy_from(send)
-        self.native(receive).scale(prescale * postscale)
-
     def barrier(self) -> None:
         pass
 
     def split(self, ranks: Sequence[int]) -> LocalCommunicator | None:
         return LocalCommunicator() if 0 in ranks else None
-
-    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        if device == "cpu":
-            return np.empty(nbytes, np.uint8)
-        # Memory on a device is always torch's.
-        import torch
-
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def close(self) -> None:
         pass

@@ -11,9 +11,6 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.devices import MASKS
@@ -56,7 +53,7 @@ def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> Engine
     world = open_world(choose_engine(name, environ), config, environ)
     if name != "auto" or world.communicator.size == 1 or world.joined:
         return world
-    visible = _gather_visible_gpus(world, find_visible_gpus(sys.modules, environ))
+    visible = world.communicator.gather_objects(find_visible_gpus(sys.modules, environ))
     reason = reason_against_nccl(visible, world.nodes, world.hostnames)
     if reason is None:
         world.communicator.close()
@@ -96,15 +93,6 @@ def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, s
     # A driver may count GPUs that this build of torch cannot use.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return VisibleGpus(count, crc32(" ".join(masks).encode()) if masks else 0)
-
-
-@collective
-def _gather_visible_gpus(world: EngineWorld, own: VisibleGpus) -> list[VisibleGpus]:
-    """Return the GPUs that each rank sees, in rank order."""
-    size = world.communicator.size
-    sent, received = np.array([own.count, own.mask]), np.empty((size, 2), np.int64)
-    world.communicator.allgather(Buffer.of(sent), Buffer.of(received), [2] * size)
-    return [VisibleGpus(*row) for row in received.tolist()]
 
 
 def reason_against_nccl(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from contract_small import exchange_messages, reduce_many, vote
+from contract_small import exchange_messages, vote
 from contract_special import SPECIAL_TYPES, reduce_special
 
 from hvdtrain.buffer import Buffer
@@ -79,7 +79,6 @@ def all_cases() -> Iterator[Case]:
         yield _case("in engine memory", dtype, ReduceOp.SUM, _empty)
     yield _case("partly in engine memory", DType.FLOAT32, ReduceOp.SUM, _partly_empty)
     for dtype in (DType.FLOAT32, DType.INT32):
-        yield _case("many at once", dtype, ReduceOp.SUM, reduce_many)
         yield _case("vote", dtype, ReduceOp.SUM, vote)
     yield Case("messages", DType.FLOAT64, None, exchange_messages, messages=True)
 

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import PointToPoint, VotedReduction
+from hvdtrain.engines.communicator import Communicator, PointToPoint, VotedReduction
 from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
@@ -25,15 +24,6 @@ def _mine(c: Communicator, count: int, dtype: DType) -> npt.NDArray[np.generic]:
 def _sum(c: Communicator, count: int) -> npt.NDArray[np.int64]:
     sums: npt.NDArray[np.int64] = 3 * c.size * (c.size - 1) // 2 + c.size * (np.arange(count) % 7)
     return sums
-
-
-def reduce_many(c: Communicator, dtype: DType) -> None:
-    """Sum arrays of several sizes, in place and not, in one chunk and in several."""
-    for counts in (_COUNTS, _MORE_COUNTS, _COUNTS):
-        many = _Many(c, dtype, counts)
-        done = c.allreduce_many(many.pieces, dtype, ReduceOp.SUM)
-        assert done or not c.capabilities.tree_sums
-        many.check(done)
 
 
 class _Many:

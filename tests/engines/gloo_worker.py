@@ -15,8 +15,7 @@ from shared_launch import run_each
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.engines import registry
-from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.features import Pending
+from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
 from hvdtrain.engines.registry import VisibleGpus, open_world
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import ReduceOp

@@ -1,5 +1,6 @@
 """Ranks of which some are killed in the middle of a program, while the others go on."""
 
+import faulthandler
 import os
 import signal
 import threading
@@ -18,7 +19,10 @@ from hvdtrain.errors import RanksLostError
 from hvdtrain.polling import poll_until
 
 ENOUGH_SECONDS = 0.05
-ELEMENTS = 100_000
+# More than is staged at once, and enough for the slices of a hierarchy.
+ELEMENTS = 400_000
+# The test waits 300 s: if ranks hang, it shows where.
+HANGS_SECONDS = 240
 
 
 class Program:
@@ -26,16 +30,32 @@ class Program:
         hvd.init()
         self.own, self.left = hvd.rank(), list(range(hvd.size()))
         self.sets = {ranks: hvd.add_process_set(list(ranks)) for ranks in ((0, 3), (1, 2, 3))}
+        self._processes = hvd.allgather_object(os.getpid())
 
     def go_on_without(
-        self, victims: Sequence[int], call: Callable[[], object], then: int | None = None
+        self,
+        victims: Sequence[int],
+        call: Callable[[], object],
+        then: int | None = None,
+        stopped: int | None = None,
     ) -> None:
-        """Have ranks be killed while the others call something, and one more during recover()."""
+        """Have ranks be killed while the others call something, and one more during recover().
+
+        One may be stopped meanwhile, for which others wait until they notice; those after it are on
+        its host.
+        """
         expected = [rank for rank in self.left if rank not in (*victims, then)]
+        if self.own in victims and call is open_and_close:
+            # Open MPI 5.0.11 crashes if it hears of an end while it makes a communicator.
+            call()
+            be_killed()
         if self.own in victims:
-            threading.Timer(ENOUGH_SECONDS, be_killed).start()
+            other = () if stopped is None else (self._processes[stopped],)
+            threading.Timer(ENOUGH_SECONDS, be_killed, other).start()
         while self.left != expected:
             poll_until(lambda: ends_with_loss(call))
+            if stopped is not None and self.own > stopped:
+                os.kill(self._processes[stopped], signal.SIGCONT)
             self._see_that_all_fails()
             if self.own == then:  # within MPI_Comm_shrink Open MPI 5.0.11 may crash
                 be_killed()
@@ -56,6 +76,11 @@ class Program:
     def check(self) -> None:
         assert [hvd.rank(), hvd.size()] == [self.left.index(self.own), len(self.left)]
         assert hvd.allgather_object(self.own) == self.left
+        failures = context.current().failures
+        assert failures is not None
+        failures.check()
+        assert failures.agree(True)
+        assert not failures.agree(hvd.rank() > 0)
         summed = hvd.allreduce(torch.full([ELEMENTS], float(self.own)), op=hvd.Sum, name="sum")
         assert (summed == sum(self.left)).all()
         # Where the program waits counts as waiting, whatever the process set.
@@ -73,7 +98,9 @@ class Program:
                     hvd.barrier(process_set=process_set)
 
 
-def be_killed() -> None:
+def be_killed(*stopped: int) -> None:
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -96,6 +123,13 @@ def reduce_unevenly() -> None:
         hvd.synchronize(handle)
 
 
+def open_and_close() -> None:
+    here = context.current()
+    channel = here.open_channel(range(hvd.size()), "one more")
+    assert channel is not None
+    here.close_channel(channel)
+
+
 def rest() -> None:
     """Do nothing for longer than it takes to notice, and then something."""
     time.sleep(5 * ENOUGH_SECONDS)
@@ -103,11 +137,13 @@ def rest() -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(HANGS_SECONDS)
     program = Program()
     program.check()
-    program.go_on_without([3], reduce)
+    program.go_on_without([3], reduce, stopped=2)
     program.go_on_without([0, 5], rest)
     program.go_on_without([4], reduce_unevenly, then=6)
+    program.go_on_without([7], open_and_close)
     hvd.shutdown()
     hvd.init()  # with those that are left
     program.sets.clear()

@@ -30,12 +30,10 @@ SETTINGS = {
 @pytest.mark.parametrize(
     ("worker", "size", "how"),
     [
-        ("lost_ranks_worker.py", 7, "shared memory"),
-        ("lost_ranks_worker.py", 7, "MPI"),
-        pytest.param("lost_ranks_worker.py", 7, "numpy", marks=pytest.mark.soak),
-        pytest.param("lost_ranks_worker.py", 7, "gloo", marks=pytest.mark.soak),
-        ("recovery_worker.py", 7, "shared memory"),
-        pytest.param("recovery_worker.py", 7, "gloo", marks=pytest.mark.soak),
+        ("recovery_worker.py", 8, "shared memory"),
+        ("recovery_worker.py", 8, "MPI"),
+        pytest.param("recovery_worker.py", 8, "numpy", marks=pytest.mark.soak),
+        pytest.param("recovery_worker.py", 8, "gloo", marks=pytest.mark.soak),
         ("lost_training_worker.py", 5, "shared memory"),
         pytest.param("lost_training_worker.py", 5, "MPI", marks=pytest.mark.soak),
     ],
@@ -47,8 +45,8 @@ def test_the_others_go_on(worker: str, size: int, how: str) -> None:
 
 def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
     # Each host keeps a rank: without any, mpirun has been seen to end the job, with exit code 0.
-    how = on_hosts(tmp_path, "openmpi", [2, 5], *TOLERATE)
-    survive(FOLDER / "lost_ranks_worker.py", 7, [1, 2], {}, **how)
+    how = on_hosts(tmp_path, "openmpi", [2, 6], *TOLERATE)
+    survive(FOLDER / "recovery_worker.py", 8, [1, 2], {}, **how)
 
 
 # Frees by another handle: for a moment this one is neither valid nor null.

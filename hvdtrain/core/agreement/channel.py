@@ -13,10 +13,9 @@ from weakref import WeakKeyDictionary
 
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.driver import Driver
+from hvdtrain.core.agreement.driver import HASHES, Driver
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, UNNAMED, Operation, Request, Work
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.votes import HASHES
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.streams import HOST, Streams
@@ -350,32 +349,25 @@ class FirstUse:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._agreements: WeakKeyDictionary[Channel, dict[Hashable, _Agreement]] = (
-            WeakKeyDictionary()
-        )
+        # By key: who holds the lock makes the agreement, whose value is then in the list.
+        self._agreements: WeakKeyDictionary[
+            Channel, dict[Hashable, tuple[threading.Lock, list[Any]]]
+        ] = WeakKeyDictionary()
 
     @collective
     def settle(self, channel: Channel, key: Hashable, agree: Callable[[], T]) -> T:
         """Return the value of a key, calling `agree` on first use (collective then)."""
         with self._guard:
             agreements = self._agreements.setdefault(channel, {})
-            agreement = agreements.setdefault(key, _Agreement())
-        with agreement.lock:
-            if not agreement.settled:
-                agreement.value = agree()
-                agreement.settled = True
-        value: T = agreement.value
+            lock, values = agreements.setdefault(key, (threading.Lock(), []))
+        with lock:
+            if not values:
+                values.append(agree())
+        value: T = values[0]
         return value
 
     def find(self, channel: Channel, key: Hashable) -> Any:
         """Return the value of a key, or None if it is not settled."""
         with self._guard:
-            agreement = self._agreements.get(channel, {}).get(key)
-        return None if agreement is None else agreement.value
-
-
-class _Agreement:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.settled = False
-        self.value: Any = None
+            _, values = self._agreements.get(channel, {}).get(key, (None, []))
+        return values[0] if values else None

@@ -6,7 +6,7 @@ import logging
 import pickle
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from struct import Struct
 from typing import Any
@@ -39,10 +39,11 @@ from hvdtrain.core.agreement.operation import (
     Operation,
     Request,
     Work,
+    ballot,
+    maxima,
     unpacked,
 )
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.votes import HASHES, common, gather_bytes, vote
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import (
     HvdtrainError,
@@ -52,6 +53,55 @@ from hvdtrain.errors import (
     UnsupportedError,
 )
 from hvdtrain.streams import HOST
+
+# The hashes of a vote: of a member's next request, of all its requests, and of all of them sorted.
+# For a single request they are equal. Full requests are exchanged only if all three differ.
+HASHES = 3
+
+
+@collective
+def vote(
+    communicator: Communicator, operations: Sequence[Operation], at_once: bool
+) -> tuple[list[int], bool]:
+    """Wait until every member votes, and find the operations in common, by their positions.
+
+    With `at_once` they are run by the vote, if that is possible. Return whether they are done.
+    """
+    own, order = _vote_on(tuple([operation.request.ballot for operation in operations]))
+    if at_once and _is_batch(operations):
+        first, *others = [operations[position] for position in order]
+        highest = first.vote(others, communicator, own)
+    else:
+        highest = maxima(communicator, own)
+    return (common(own, order, highest), False) if highest else (order, True)
+
+
+def _is_batch(operations: Sequence[Operation]) -> bool:
+    """Return whether operations can run as one, or are one; on a device they do not."""
+    key = operations[0].batch_key
+    return len(operations) == 1 or (
+        key is not None and all(o.batch_key == key and o.streams is HOST for o in operations)
+    )
+
+
+# A training loop submits the same requests again and again.
+@lru_cache(maxsize=64)
+def _vote_on(ballots: tuple[bytes, ...]) -> tuple[bytes, list[int]]:
+    order = sorted(range(len(ballots)), key=ballots.__getitem__)
+    in_order = ballot([ballots[position] for position in order])
+    return ballots[0] + ballot(ballots) + in_order, order
+
+
+def common(own: bytes, order: list[int], highest: bytes) -> list[int]:
+    """Return the positions of requests that all members have, given the maxima of all votes."""
+    # The maxima of hash and complement are both a member's own only if all hashes are equal.
+    size = len(own) // HASHES
+    if highest[size : 2 * size] == own[size : 2 * size]:
+        return list(range(len(order)))
+    if highest[2 * size :] == own[2 * size :]:
+        return order
+    return [0] if highest[:size] == own[:size] else []
+
 
 # Time since the member joined, and bytes of the requests that have no number, which are at the end.
 _HEADER = Struct("=di")
@@ -73,7 +123,7 @@ class ReportExchange:
 
     @collective
     def __call__(self, own: Report) -> tuple[Report, ...]:
-        messages = gather_bytes(self._communicator, self._packed(own))
+        messages = self._communicator.gather_bytes(self._packed(own))
         reports = tuple([self._unpacked(message) for message in messages])
         if len(self._requests) > _MOST_NUMBERS:
             self._requests.clear()

@@ -34,23 +34,16 @@ class Report:
         return bool(self.awaited) and JOIN not in self.requests
 
 
-class Ending(Enum):
-    """The state that ends for all members after a round."""
-
-    NONE = "none"
-    JOIN = "join"
-    LEAVE = "leave"
-
-
 @dataclass(frozen=True)
 class Decision:
-    """The actions of a round, the same on all members."""
+    """The actions of a round, the same on all members; all of them may have joined, or leave."""
 
     run: tuple[Request, ...] = ()
     mismatched: Mapping[str, str] = field(default_factory=dict)
     unmet: Mapping[str, str] = field(default_factory=dict)
     deserted: str = ""
-    ending: Ending = Ending.NONE
+    all_joined: bool = False
+    all_leave: bool = False
     behind: frozenset[int] = frozenset()
 
 
@@ -89,12 +82,12 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
         else:
             run.append(request)
     if not view.active:
-        return Decision(tuple(run), mismatched, ending=Ending.JOIN, behind=behind)
+        return Decision(tuple(run), mismatched, all_joined=True, behind=behind)
     left = view.members_with(LEAVE)
     if len(left) == len(reports):
         settled = {LEAVE.key, *mismatched, *(request.key for request in run)}
         unmet = view.unmet(settled)
-        return Decision(tuple(run), mismatched, unmet, ending=Ending.LEAVE, behind=behind)
+        return Decision(tuple(run), mismatched, unmet, all_leave=True, behind=behind)
     deserted = view.deserted(left) if left and not run and not mismatched else ""
     return Decision(tuple(run), mismatched, deserted=deserted, behind=behind)
 
@@ -441,10 +434,12 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
         actions.append(Fail(decision.mismatched))
     if decision.run:
         actions.append(RunRequests(decision.run))
-    if decision.ending is Ending.LEAVE:
+    if decision.all_leave:
         return state, (*actions, Leave(decision.unmet))
-    if decision.ending is Ending.JOIN:
-        order = _join_order(event, state.behind | decision.behind)
+    if decision.all_joined:
+        seconds = tuple(report.joined_seconds for report in event.reports)
+        behind = frozenset(event.ranks[member] for member in state.behind | decision.behind)
+        order = JoinOrder(event.ranks, seconds, behind)
         phase = Phase.OPEN if state.phase is Phase.JOINING else state.phase
         return ChannelState(state.size, phase), (*actions, EndJoin(order))
     if not (decision.run or decision.mismatched):
@@ -466,8 +461,3 @@ def _deserted(state: ChannelState, event: ReportsExchanged, reason: str) -> Chan
         missed.update(dict.fromkeys(sorted(theirs - known), reason))
     phase = Phase.OPEN if marker in own else state.phase
     return ChannelState(state.size, phase, deserted=tuple(missed.items()))
-
-
-def _join_order(event: ReportsExchanged, behind: frozenset[int]) -> JoinOrder:
-    seconds = tuple(report.joined_seconds for report in event.reports)
-    return JoinOrder(event.ranks, seconds, frozenset(event.ranks[member] for member in behind))

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 from hvdtrain.core.agreement.lifecycle import (
     Action,
@@ -94,25 +94,6 @@ _FIRST_BACK_OFF_SECONDS = 200e-6
 _LONGEST_BACK_OFF_SECONDS = 10e-3
 
 
-class ChannelObserver(Protocol):
-    """An observer of one channel, called in the thread in which the events happen."""
-
-    def submitted(self, operation: Operation) -> None:
-        """Record that this rank has submitted an operation."""
-
-    def proposed(self, operation: Operation) -> None:
-        """Record that an operation is proposed in a round."""
-
-    def agreed(self) -> None:
-        """Record that all ranks have agreed on the operations of a round."""
-
-    def began(self, operation: Operation) -> None:
-        """Record that an operation starts to run."""
-
-    def ended(self, operation: Operation, error: BaseException | None = None) -> None:
-        """Record that an operation has ended."""
-
-
 # Python 3.11 looks up members of an Enum in Python.
 _OPEN, _CLOSED = Phase.OPEN, Phase.CLOSED
 
@@ -138,7 +119,8 @@ class Queue:
     """The pending operations of a channel, the threads that wait for them, and its state."""
 
     def __init__(self, size: int, title: str) -> None:
-        self.track: ChannelObserver | None = None  # while what happens is recorded
+        # A Recorder while what happens is recorded, called in the thread in which it happens.
+        self.track: Any = None
         self.timed = False  # each part of an operation, which then takes no short cut
         self.listeners: list[Callable[[Sequence[int]], None]] = []
         self.progressed = 0.0
@@ -154,9 +136,6 @@ class Queue:
         self._backing_off = False
         self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
         self._hurry = False  # a thread waits, or will not submit more
-
-    def __len__(self) -> int:
-        return len(self.pending)
 
     @property
     def closed(self) -> bool:

@@ -40,7 +40,7 @@ from hvdtrain.core.sharding.segments import (
     segments_of,
     whole_segments_of,
 )
-from hvdtrain.engines.features import Slices
+from hvdtrain.engines.communicator import Slices
 
 
 def cast(number: float, dtype: np.dtype[Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import memmove
 from functools import lru_cache
@@ -19,6 +18,7 @@ from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.driver import HASHES
 from hvdtrain.core.agreement.operation import (
     UNNAMED,
     Operation,
@@ -27,8 +27,7 @@ from hvdtrain.core.agreement.operation import (
     device_details,
     device_types,
 )
-from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import VotedReduction
+from hvdtrain.engines.communicator import Communicator, VotedReduction
 from hvdtrain.streams import HOST
 from hvdtrain.types import DType, ReduceOp
 
@@ -225,6 +224,9 @@ def keep_plan(plan: Any, channel: Channel, *keys: Hashable) -> None:
 
 _POINTER = attrgetter("pointer")
 
+# The votes of members that have agreed before: three hashes, each followed by its complement.
+_AGREED = (bytes(8) + bytes([255] * 8)) * HASHES
+
 
 class PlannedAllreduce(Operation):
     """Reduce buffers of all members, in place or from others.
@@ -265,7 +267,7 @@ class PlannedAllreduce(Operation):
         return made
 
     def pieces(self) -> list[int]:
-        """Return, as in `Pieces`, the tensors, which are in host memory."""
+        """Return the tensors, which are in host memory, as a `VotedReduction` takes them."""
         address_of, number = self._address_of or _POINTER, 0
         pieces: list[int] = []
         for count in self.plan.counts:
@@ -315,12 +317,11 @@ class PlannedAllreduce(Operation):
 
     def _reduce_all(self, others: Sequence[Operation], communicator: Communicator) -> bool:
         """Reduce operations in one call of the engine; return whether it has done so."""
-        plan = self.plan
-        op, factor = plan.of_engine(communicator.size)
-        pieces = array("q", _pieces((self, *others)))
-        if not communicator.allreduce_many(pieces, plan.dtype, op, plan.prescale, factor):
+        voted = self.plan.voted or self.plan.find_voted(communicator)
+        if voted is None:
             return False
-        if plan.divides:
+        voted(_AGREED, _pieces((self, *others)))
+        if self.plan.divides:
             _divide((self, *others), communicator.size)
         return True
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, Pieces
-from hvdtrain.engines.features import Slices, VotedReduction
+from hvdtrain.engines.communicator import Communicator, Slices, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 # A numpy array or a torch tensor.
@@ -104,18 +103,6 @@ class OrderedCommunicator(Communicator):
             self._inner.allreduce_from(source, buffer, op, prescale, postscale)
         else:
             super().allreduce_from(source, buffer, op, prescale, postscale)
-
-    def allreduce_many(
-        self,
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        return self._tree_sums and self._inner.allreduce_many(
-            pieces, dtype, op, prescale, postscale
-        )
 
     def voted_reduction(
         self, dtype: DType, op: ReduceOp, prescale: float, postscale: float

@@ -10,7 +10,6 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import AgreedError
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.gradients.weight_check import WeightSums, may_differ
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
@@ -142,7 +141,7 @@ def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> Ste
     total, weighted, others, steps, present, done, all_placed, all_compared, x, y = sums.tolist()
     size, gathered = communicator.size, list[WeightSums]()
     if own.weights is not None and all_compared == size and may_differ(size, x, y):
-        gathered = [each for (each,) in exchange(communicator, [own.weights])]
+        gathered = communicator.gather_objects(own.weights)
     return StepInfo(
         step=round(done / max(1, present)),
         size=size,

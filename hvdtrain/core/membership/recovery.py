@@ -9,7 +9,6 @@ from functools import partial
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.membership.recruiter import Followers, Key, Recruiter, Taken
 from hvdtrain.core.membership.world import Context, open_context, start_watches
 from hvdtrain.core.timeline.records import JoinTimes, RecoveryTimes, read_clock
@@ -72,12 +71,9 @@ def open_next(
         assert world.before is not None
         members = tuple(JOINED if rank == JOINED else members[rank] for rank in world.before)
         failures = world.failures
+        telling = _tell(before, members, world.hostnames, leaving)
         opened = _open(
-            _Own(before.config, before.ordered, before.failed, before.followers),
-            world,
-            failures,
-            abort,
-            _tell(before, members, world.hostnames, leaving),
+            before.config, world, before.ordered, before.failed, abort, before.followers, telling
         )
     here = opened.here
     _hand_over(before, here, members)
@@ -103,8 +99,7 @@ def _hand_over(before: Context, here: Context, members: Sequence[int]) -> None:
     here.process_sets, here.emptied = before.process_sets, before.emptied
     for channel in here.channels():
         channel.blocked = before.blocked
-    here.switch_interval = before.switch_interval
-    here.followers, here.recruiter = before.followers, before.recruiter
+    here.switch_interval, here.recruiter = before.switch_interval, before.recruiter
     here.accepts, here.changed = before.accepts, True
     here.record(before.recording)
 
@@ -118,17 +113,14 @@ def open_of_newcomer(
     abort: Callable[[Communicator, int], None],
 ) -> Context:
     """Open a world that this rank has joined (collective, with `open_next` of the others)."""
-    own, opened = _Own(config, ordered, failed, Followers()), None
-    while opened is None:
+    followers = Followers()
+    while (opened := _open(config, world, ordered, failed, abort, followers, None)) is None:
         assert world.failures is not None
-        opened = _open(own, world, world.failures, abort, None)
-        if opened is None:
-            world = world.failures.reopen()
+        world = world.failures.reopen()
     here, told = opened.here, opened.told
     here.process_sets.update(told.process_sets)
     here.emptied.update(told.emptied)
-    here.vacancies, here.followers, here.newcomer = told.vacancies, own.followers, True
-    here.changed = True
+    here.vacancies, here.newcomer, here.changed = told.vacancies, True, True
     here.followers.catch_up(opened.states)
     here.record(opened.recording)
     return here
@@ -145,16 +137,6 @@ def recruit(here: Context) -> None:
 
 
 @dataclass(frozen=True)
-class _Own:
-    """What a rank brings into a world; see Context."""
-
-    config: Config
-    ordered: bool
-    failed: Callable[[str], None]
-    followers: Followers
-
-
-@dataclass(frozen=True)
 class _Opened:
     here: Context
     told: _Told
@@ -164,22 +146,31 @@ class _Opened:
 
 @collective
 def _open(
-    own: _Own,
+    config: Config,
     world: EngineWorld,
-    failures: Failures,
+    ordered: bool,
+    failed: Callable[[str], None],
     abort: Callable[[Communicator, int], None],
+    followers: Followers,
     telling: _Told | None,
 ) -> _Opened | None:
     """Return the context of a world, or None if ranks have ended in it."""
+    failures = world.failures
+    assert failures is not None
     here: Context | None = None
     opened: _Opened | None = None
     try:
-        here = open_context(own.config, world, own.ordered, own.failed)
+        here = open_context(config, world, ordered, failed)
+        here.followers = followers
         start_watches(here, world.communicator, partial(abort, world.communicator))
-        told = _hear(telling, world.communicator)
+        told = next(filter(None, world.communicator.gather_objects(telling)), None)
+        if told is None:
+            raise HvdtrainError(
+                "all ranks ended whose training was to be joined: start the job again"
+            )
         recording = _join_recording(telling is None, told, world.communicator)
-        own.followers.enter(told.worlds)
-        states = own.followers.compare(world.communicator)
+        followers.world = told.worlds
+        states = followers.compare(world.communicator)
         _open_process_sets(here, told.process_sets)
         opened = _Opened(here, told, states, recording)
     except Exception as error:
@@ -217,15 +208,6 @@ def _tell(
         if recording is None
         else (recording.path, recording.marks_rounds, recording.times.zero_seconds),
     )
-
-
-@collective
-def _hear(telling: _Told | None, communicator: Communicator) -> _Told:
-    """Return what the first rank tells that was there before."""
-    for (told,) in exchange(communicator, [telling]):
-        if told is not None:
-            return told
-    raise HvdtrainError("all ranks ended whose training was to be joined: start the job again")
 
 
 @collective

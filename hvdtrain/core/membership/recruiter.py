@@ -6,14 +6,13 @@ import math
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import write_message
 from hvdtrain.engines.communicator import Communicator, Newcomer
 from hvdtrain.errors import HvdtrainError
@@ -26,27 +25,17 @@ Key = tuple[int, tuple[int, ...], int]
 Taken = tuple[int, object]
 
 
-class Follower(ABC):
+class Follower(Protocol):
     """An object with the same state on the ranks of a process set, which take steps together."""
 
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Number of steps that are complete."""
+    steps: int  # that are complete
 
-    @steps.setter
-    @abstractmethod
-    def steps(self, steps: int) -> None: ...
-
-    @abstractmethod
     def interrupt(self) -> None:
         """Drop what belongs to a step that was broken off."""
 
-    @abstractmethod
     def state(self) -> object:
         """Return a picklable copy of the state after the last step."""
 
-    @abstractmethod
     def take(self, state: object) -> None:
         """Take over the state of another rank that has completed one more step."""
 
@@ -57,26 +46,17 @@ class Followers:
     def __init__(self) -> None:
         self._followers: WeakValueDictionary[Key, Follower] = WeakValueDictionary()
         self._counts: Counter[tuple[int, ...]] = Counter()
-        self._world = 0
+        self.world = 0  # the number of those before this one
 
     def add(self, follower: Follower, ranks: Sequence[int]) -> None:
         """Add a follower (in the same order on all ranks of its process set)."""
         members = tuple(ranks)
         self._counts[members] += 1
-        self._followers[self._world, members, self._counts[members]] = follower
+        self._followers[self.world, members, self._counts[members]] = follower
 
     def clear(self) -> None:
         """Forget all (on all ranks): the program makes others in the next world."""
         self._followers.clear()
-
-    @property
-    def world(self) -> int:
-        """The number of worlds before this one."""
-        return self._world
-
-    def enter(self, world: int) -> None:
-        """Count the worlds that there were before this rank joined."""
-        self._world = world
 
     def interrupt(self) -> None:
         """Interrupt all, before ranks get other numbers."""
@@ -91,7 +71,7 @@ class Followers:
         """
         followers = dict(self._followers)
         own = {key: follower.steps for key, follower in followers.items()}
-        steps = [theirs for (theirs,) in exchange(communicator, [own])]
+        steps = communicator.gather_objects(own)
         sources = dict[Key, int]()
         for key in sorted(set().union(*steps)):
             taken = [theirs.get(key, -1) for theirs in steps]
@@ -105,7 +85,7 @@ class Followers:
             if sources.get(key) == communicator.rank
         }
         received: dict[Key, Taken] = {}
-        for (states,) in exchange(communicator, [sent]):
+        for states in communicator.gather_objects(sent):
             received.update(states)
         return {
             key: (count, state)
@@ -120,7 +100,7 @@ class Followers:
             if follower is not None:
                 follower.take(state)
                 follower.steps = steps
-        self._world += 1
+        self.world += 1
         self._counts.clear()
 
 

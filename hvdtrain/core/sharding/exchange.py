@@ -17,8 +17,7 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.core.sharding.segments import GatheredBucket
-from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import Slices, aligned_bounds
+from hvdtrain.engines.communicator import Communicator, Slices, aligned_bounds
 from hvdtrain.types import DType, ReduceOp
 
 

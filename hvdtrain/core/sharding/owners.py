@@ -14,7 +14,7 @@ from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import allocate
 from hvdtrain.core.sharding.exchange import PutSegments
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
-from hvdtrain.engines.features import Slices
+from hvdtrain.engines.communicator import Slices
 from hvdtrain.types import ReduceOp
 
 _Bytes = npt.NDArray[np.uint8]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import prod
 
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.engines.features import aligned_bounds
+from hvdtrain.engines.communicator import aligned_bounds
 from hvdtrain.types import DType
 
 # Each quantity of a segment begins on a cache line of its own.

@@ -89,12 +89,6 @@ def read_events(lines: Iterable[str], all_of_them: bool) -> Iterator[dict[str, o
             yield event
 
 
-def is_growing_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins like a GrowingFile."""
-    with open(path, "rb") as file:
-        return file.read(len(_BEGINNING)) == _BEGINNING.encode()
-
-
 def earlier_path(path: str) -> str:
     """Return the name that a file gets when a new one with its name begins."""
     stem, suffix = os.path.splitext(path)
@@ -134,8 +128,8 @@ def remove_pieces(path: str) -> None:
 
 def _remove_ours(path: str | Path) -> None:
     # Other programs may write files with such names, e.g. torch.profiler.
-    with contextlib.suppress(OSError):
-        if is_growing_file(path):
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.read(len(_BEGINNING)) == _BEGINNING.encode():
             os.unlink(path)
 
 
@@ -275,7 +269,12 @@ def _cannot_write(path: str, error: OSError) -> TimelineError:
 
 def merge_pieces(path: str, out: str) -> list[Path]:
     """Merge the pieces of a timeline into one file; return the paths of the pieces."""
-    pieces = _found(path)
+    try:
+        pieces = find_pieces(path)
+    except OSError as error:
+        raise TimelineError(
+            f"{path} cannot be searched for ({error.strerror}): name the timeline of a job"
+        ) from error
     if not pieces:
         raise TimelineError(
             f"no pieces such as {piece_path(path, 0)} are there: look on the hosts of the ranks; a "
@@ -283,15 +282,6 @@ def merge_pieces(path: str, out: str) -> list[Path]:
         )
     write_events(out, _events(pieces), {"pieces": [piece.name for piece in pieces]})
     return pieces
-
-
-def _found(path: str) -> list[Path]:
-    try:
-        return find_pieces(path)
-    except OSError as error:
-        raise TimelineError(
-            f"{path} cannot be searched for ({error.strerror}): name the timeline of a job"
-        ) from error
 
 
 def _events(pieces: Sequence[Path]) -> Iterator[Event]:

@@ -179,45 +179,31 @@ class RankRecords:
 Phase = tuple[str, float, float]
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """An operation, bucket or wait, whose phases follow one another without gaps."""
 
     subject: str
     phases: Sequence[Phase]
     args: dict[str, object]
 
-    @property
-    def start(self) -> float:
-        return self.phases[0][1]
 
-    @property
-    def end(self) -> float:
-        return self.phases[-1][2]
+# Items of one kind, which may overlap, with a label and marks.
+_Row = tuple[str, Iterable[Item], Sequence[float]]
 
 
-@dataclass(frozen=True)
-class TraceRow:
-    """Items of one kind, which may overlap."""
-
-    label: str
-    items: Iterable[Item]
-    marks: Sequence[float] = ()
-
-
-def _rows_of(times: RankRecords) -> Iterator[TraceRow]:
+def _rows_of(times: RankRecords) -> Iterator[_Row]:
     """Yield the rows of a rank, with that of its program first."""
     blocked = (Item("", [("blocked", *interval)], {}) for interval in times.blocked.kept)
-    yield TraceRow("training thread", blocked)
+    yield "training thread", blocked, ()
     for channel in times.channels:
         operations = (_operation(o, channel) for o in channel.operations.kept)
-        yield TraceRow(channel.label, operations, channel.rounds.kept)
+        yield channel.label, operations, channel.rounds.kept
         if channel.buckets.kept:
             buckets = (_bucket(b, channel) for b in channel.buckets.kept)
-            yield TraceRow(f"{channel.label}: buckets", buckets)
+            yield f"{channel.label}: buckets", buckets, ()
 
 
-def operation_phases(times: OperationTimes) -> list[Phase]:
+def _phases(times: OperationTimes) -> list[Phase]:
     """Return the phases of an operation, up to the last one that it has reached."""
     phases = []
     start = times.submitted
@@ -236,13 +222,6 @@ def operation_phases(times: OperationTimes) -> list[Phase]:
     return phases
 
 
-def bucket_phases(times: BucketTimes) -> list[Phase]:
-    """Return the phases of a bucket: the channel waits for it, or it waits for the channel."""
-    waiting = [("waiting", times.free, times.filled)] if times.filled > times.free else []
-    queue, moving = ("queue", times.filled, times.began), ("moving", times.began, times.ended)
-    return [*waiting, queue, moving]
-
-
 def _operation(times: OperationTimes, channel: ChannelTimes) -> Item:
     args = {
         "operation": times.operation,
@@ -254,13 +233,16 @@ def _operation(times: OperationTimes, channel: ChannelTimes) -> Item:
     }
     said = {key: value for key, value in args.items() if value != ""}
     subject = Request(times.operation, times.name).subject
-    return Item(subject, operation_phases(times), said)
+    return Item(subject, _phases(times), said)
 
 
 def _bucket(times: BucketTimes, channel: ChannelTimes) -> Item:
     name = f"bucket {times.number}"
     args = {"name": name, "bytes": times.nbytes, "process set": channel.process_set}
-    return Item(name, bucket_phases(times), args)
+    # The channel waits for it, or it waits for the channel.
+    waiting = [("waiting", times.free, times.filled)] if times.filled > times.free else []
+    queue, moving = ("queue", times.filled, times.began), ("moving", times.began, times.ended)
+    return Item(name, [*waiting, queue, moving], args)
 
 
 Event = dict[str, object]
@@ -282,7 +264,7 @@ class RankEvents:
     def add(self, times: RankRecords) -> Iterator[Event]:
         """Yield the events of final records, which may be a part of all."""
         for row in _rows_of(times):
-            yield from self._row(row, self._ends.setdefault(row.label, []))
+            yield from self._row(row, self._ends.setdefault(row[0], []))
         yield from self._changes(times)
         if times.dropped:
             text = f"{times.dropped} records dropped: record a shorter time"
@@ -291,7 +273,7 @@ class RankEvents:
     def passing(self, times: RankRecords) -> Iterator[Event]:
         """Yield the events of records that later ones replace, and the metadata of all rows."""
         for row in _rows_of(times):
-            yield from self._row(row, list(self._ends.get(row.label, [])))
+            yield from self._row(row, list(self._ends.get(row[0], [])))
         yield from self.metadata()
 
     def metadata(self) -> Iterator[Event]:
@@ -303,13 +285,15 @@ class RankEvents:
             yield self._metadata("thread_name", thread, name=name)
             yield self._metadata("thread_sort_index", thread, sort_index=thread)
 
-    def _row(self, row: TraceRow, ends: list[float]) -> Iterator[Event]:
-        first = self._thread(row.label, 1)
-        for item in sorted(row.items, key=lambda item: item.start):
-            lane = next((n for n, end in enumerate(ends) if end <= item.start), len(ends))
-            ends[lane : lane + 1] = [item.end]
-            yield from self._slices(item, self._thread(row.label, lane + 1))
-        for moment in row.marks:
+    def _row(self, row: _Row, ends: list[float]) -> Iterator[Event]:
+        label, items, marks = row
+        first = self._thread(label, 1)
+        for item in sorted(items, key=lambda item: item.phases[0][1]):
+            start = item.phases[0][1]
+            lane = next((n for n, end in enumerate(ends) if end <= start), len(ends))
+            ends[lane : lane + 1] = [item.phases[-1][2]]
+            yield from self._slices(item, self._thread(label, lane + 1))
+        for moment in marks:
             yield self._instant("round", "t", moment, first)
 
     def _thread(self, label: str, lane: int) -> int:

@@ -13,7 +13,6 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Stopwatch
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.file import (
     GrowingFile,
@@ -180,7 +179,7 @@ def begin_from_environment(
         except TimelineError as error:
             refusal = error
     own = path, refusal is not None, config.timeline_mark_cycles
-    ((path, refused, marks_rounds),) = exchange(communicator, [own])[0]
+    path, refused, marks_rounds = communicator.gather_objects(own)[0]
     if refused:
         raise refusal or TimelineError("the timeline cannot be written by rank 0, which says why")
     return begin(communicator, path, marks_rounds, host) if path else None

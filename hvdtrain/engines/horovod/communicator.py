@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from math import gcd
 from typing import Any
 
@@ -13,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator
-from hvdtrain.engines.features import Pending
+from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
+from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator, Pending
 from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
@@ -38,11 +37,6 @@ def word_counts(dtype: DType, counts: Sequence[int]) -> list[int]:
     """Return the numbers of words that numbers of elements correspond to."""
     factor = dtype.itemsize // _width(dtype)
     return [count * factor for count in counts]
-
-
-def starts(counts: Sequence[int]) -> list[int]:
-    """Return the offset of each part."""
-    return [0, *accumulate(counts)][:-1]
 
 
 def even_rows(counts: Sequence[int]) -> int:
@@ -123,54 +117,16 @@ class HorovodProcess:
     sets: dict[tuple[int, ...], Any]
 
 
-class HorovodCalls:
-    """Starts operations in one process set.
-
-    Horovod matches operations by name. Members number theirs identically, because they call them in
-    the same order, and the prefix is unique.
-    """
-
-    def __init__(self, hvd: Any, process_set: Any, prefix: str) -> None:
-        self._hvd = hvd
-        self._set = process_set
-        self._prefix = prefix
-        self._count = 0
-
-    def start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
-        """Call an asynchronous operation of horovod.torch and return its handle."""
-        name = f"{self._prefix}:{self._count}"
-        self._count += 1
-        call = getattr(self._hvd, operation)
-        try:
-            handle: int = call(tensor, name=name, process_set=self._set, **how)
-        except self._hvd.HorovodInternalError as error:
-            raise _own(error) from error
-        return handle
-
-    def is_done(self, handle: int) -> bool:
-        """Return whether `finish` would return at once."""
-        return bool(self._hvd.poll(handle))
-
-    def finish(self, handle: int) -> Any:
-        try:
-            return self._hvd.synchronize(handle)
-        except self._hvd.HorovodInternalError as error:
-            raise _own(error) from error
-
-    def run(self, operation: str, tensor: torch.Tensor, **how: object) -> Any:
-        return self.finish(self.start(operation, tensor, **how))
-
-
-def _own(error: Exception) -> HvdtrainError:
-    return HvdtrainError(f"engine horovod: {error}")
-
-
 _MOST_WORDS = 2**31 - 1
 _HIGHEST_BIT = np.uint64(1 << 63)
 
 
 class HorovodCommunicator(Communicator):
-    """A communicator on one of Horovod's process sets, with unique operation names."""
+    """A communicator on one of Horovod's process sets.
+
+    Horovod matches operations by name. Members number theirs identically, because they call them in
+    the same order, and the prefix, the communicator's name, is unique.
+    """
 
     capabilities = Capabilities(
         reduces=REDUCES_REAL,
@@ -193,8 +149,8 @@ class HorovodCommunicator(Communicator):
         self._name = name
         self._chunk_bytes = chunk_bytes
         self._leave = leave
-        self._calls = HorovodCalls(process.hvd, process.sets[tuple(sorted(ranks))], name)
-        self._splits = 0
+        self._set = process.sets[tuple(sorted(ranks))]
+        self._operations = self._splits = 0
         # This communicator's ranks in the order of their Horovod ranks.
         self._order = sorted(range(len(ranks)), key=self._ranks.__getitem__)
         self._in_order = self._order == list(range(len(ranks)))
@@ -205,8 +161,24 @@ class HorovodCommunicator(Communicator):
         # Horovod has no uint64; with the highest bit flipped, the order is that of int64.
         numbers = (values ^ _HIGHEST_BIT).view(np.int64)
         tensor = torch.from_numpy(numbers)
-        handle = self._calls.start("allreduce_async_", tensor, op=self._hvd.Max)
-        return _HorovodPending(self._calls, handle, numbers, values)
+        handle = self._start("allreduce_async_", tensor, op=self._hvd.Max)
+        return _HorovodPending(self, handle, numbers, values)
+
+    def _start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
+        """Call an asynchronous operation of horovod.torch and return its handle."""
+        name = f"{self._name}:{self._operations}"
+        self._operations += 1
+        handle: int = self._call(operation, tensor, name=name, process_set=self._set, **how)
+        return handle
+
+    def _run(self, operation: str, tensor: torch.Tensor, **how: object) -> Any:
+        return self._call("synchronize", self._start(operation, tensor, **how))
+
+    def _call(self, function: str, *arguments: object, **how: object) -> Any:
+        try:
+            return getattr(self._hvd, function)(*arguments, **how)
+        except self._hvd.HorovodInternalError as error:
+            raise HvdtrainError(f"engine horovod: {error}") from error
 
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
@@ -216,28 +188,20 @@ class HorovodCommunicator(Communicator):
         for piece in buffer.pieces(self._chunk_bytes // growth):
             _scale(piece, prescale)  # Horovod's own factor must be the same on all ranks
             with reducible_tensor(piece, op) as tensor:
-                self._calls.run("allreduce_async_", tensor, op=reduction)
+                self._run("allreduce_async_", tensor, op=reduction)
             _scale(piece, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         for piece in buffer.pieces(self._chunk_bytes):
-            self._calls.run("broadcast_async_", words(piece), root_rank=self._ranks[root_rank])
+            self._run("broadcast_async_", words(piece), root_rank=self._ranks[root_rank])
 
+    @collective
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
         if receive.nbytes > self._chunk_bytes:
             self._allgather_by_broadcasts(send, receive, counts)
         elif receive.count:
-            gathered = self._calls.run("allgather_async", words(send))
+            gathered = self._run("allgather_async", words(send))
             self._put_in_order(gathered, receive, counts)
-
-    def _allgather_by_broadcasts(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int]
-    ) -> None:
-        for root_rank, start in enumerate(starts(counts)):
-            part = receive.slice(start, counts[root_rank])
-            if root_rank == self.rank:
-                words(part).copy_(words(send))
-            self.broadcast(part, root_rank)
 
     def alltoall(
         self,
@@ -257,7 +221,7 @@ class HorovodCommunicator(Communicator):
             parts = torch.split(outgoing, sizes)
             outgoing = torch.cat([parts[rank] for rank in self._order])
         splits = torch.tensor([sizes[k] for k in self._order], dtype=torch.int32, device="cpu")
-        arrived, _ = self._calls.run("alltoall_async", outgoing, splits=splits)
+        arrived, _ = self._run("alltoall_async", outgoing, splits=splits)
         self._put_in_order(arrived, receive, receive_counts)
 
     def reduce_scatter(
@@ -275,18 +239,15 @@ class HorovodCommunicator(Communicator):
                 send = Buffer.from_array(send.array().copy(), send.dtype)
                 _scale(send, prescale)
             table = elements(send).view(rows, -1)
-            result = self._calls.run("reducescatter_async", table, op=self._hvd.Sum).view(-1)
-        else:
-            # Horovod only scatters evenly, only sums, and few types: reduce all, keep one part.
-            copy = Buffer.from_array(send.array().copy(), send.dtype)
-            self.allreduce(copy, op, prescale)
-            result = elements(copy.slice(starts(counts)[self.rank], counts[self.rank]))
-        elements(receive).copy_(result)
-        _scale(receive, postscale)
+            result = self._run("reducescatter_async", table, op=self._hvd.Sum)
+            elements(receive).copy_(result.view(-1))
+            _scale(receive, postscale)
+        else:  # Horovod only scatters evenly, only sums, and few types
+            super().reduce_scatter(send, receive, counts, op, prescale, postscale)
 
     def barrier(self) -> None:
         # Horovod's barrier has one name for all communicators of a process set.
-        self._calls.run("allreduce_async_", torch.zeros(1, device="cpu"), op=self._hvd.Sum)
+        self._run("allreduce_async_", torch.zeros(1, device="cpu"), op=self._hvd.Sum)
 
     def split(self, ranks: Sequence[int]) -> HorovodCommunicator | None:
         members = [self._ranks[rank] for rank in ranks]
@@ -299,20 +260,13 @@ class HorovodCommunicator(Communicator):
                     f"engine horovod: there is no process set of ranks {list(key)} yet, and only "
                     "all ranks together can make one: add it on every rank of the world first"
                 )
-            self._process.sets[key] = self._add_process_set(key)
+            try:
+                self._process.sets[key] = self._hvd.add_process_set(list(key))
+            except ValueError as error:
+                raise HvdtrainError(f"engine horovod: {error}") from error
         if self.rank not in ranks:
             return None
         return HorovodCommunicator(self._process, members, name, self._chunk_bytes)
-
-    def _add_process_set(self, ranks: Sequence[int]) -> object:
-        try:
-            return self._hvd.add_process_set(list(ranks))
-        except ValueError as error:
-            raise HvdtrainError(f"engine horovod: {error}") from error
-
-    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        self._require(device)
-        return np.empty(nbytes, np.uint8)
 
     def close(self) -> None:
         leave, self._leave = self._leave, None
@@ -333,20 +287,18 @@ class HorovodCommunicator(Communicator):
 class _HorovodPending(Pending):
     def __init__(
         self,
-        calls: HorovodCalls,
+        communicator: HorovodCommunicator,
         handle: int,
         numbers: npt.NDArray[np.int64],
         values: npt.NDArray[np.uint64],
     ) -> None:
-        self._calls = calls
-        self._handle = handle
-        self._numbers = numbers
-        self._values = values
+        self._communicator, self._handle = communicator, handle
+        self._numbers, self._values = numbers, values
         self._done = False
 
     def test(self) -> bool:
-        if not self._done and self._calls.is_done(self._handle):
-            self._calls.finish(self._handle)
+        if not self._done and self._communicator._call("poll", self._handle):
+            self._communicator._call("synchronize", self._handle)
             self._values[:] = self._numbers.view(np.uint64) ^ _HIGHEST_BIT
             self._done = True
         return self._done

@@ -12,8 +12,15 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import COMPLEX, Capabilities, Communicator, Pieces
-from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
+from hvdtrain.engines.communicator import (
+    COMPLEX,
+    Capabilities,
+    Communicator,
+    Pending,
+    PointToPoint,
+    Slices,
+    VotedReduction,
+)
 from hvdtrain.engines.mpi.failures import (
     CHECK_SECONDS,
     MpiFailures,
@@ -53,9 +60,9 @@ class MpiPointToPoint(PointToPoint):
 
 
 class _Requests(Pending):
-    def __init__(self, requests: Sequence[MPI.Request], buffer: Buffer) -> None:
+    def __init__(self, requests: Sequence[MPI.Request], memory: object) -> None:
         self._requests = list(requests)
-        self._buffer = buffer  # MPI uses it until the requests are complete
+        self._memory = memory  # MPI uses it until the requests are complete
 
     def test(self) -> bool:
         return MPI.Request.Testall(self._requests)
@@ -133,7 +140,7 @@ class MpiCommunicator(Communicator):
         if self._node_group is not None:
             return self._node_group.start_max(values)
         request = self._comm.Iallreduce(MPI.IN_PLACE, [values, MPI.UINT64_T], op=MPI.MAX)
-        return _MpiPending(request, values)
+        return _Requests([request], values)
 
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
@@ -171,24 +178,12 @@ class MpiCommunicator(Communicator):
         else:
             self._node_group.allreduce(source, buffer, op, prescale, postscale)
 
-    def allreduce_many(
-        self,
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        group = self._node_group
-        if group is None or _is_separate(dtype, prescale, postscale):
-            return False
-        group.allreduce_many(pieces, dtype, op, prescale, postscale)
-        return True
-
     def voted_reduction(
         self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
-        if self._node_group is None or _is_separate(dtype, prescale, postscale):
+        # Factors truncate integers, so they are applied before and after the sum.
+        separate = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
+        if self._node_group is None or separate:
             return None
         return NodeVotedReduction(self._node_group, dtype, op, prescale, postscale)
 
@@ -198,9 +193,12 @@ class MpiCommunicator(Communicator):
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         self._mpi_for(buffer).broadcast(buffer, root_rank)
 
+    @collective
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        least = min(_GATHER_BYTES, self._chunk_bytes)
-        if self._node_group is None or receive.nbytes > least or receive.device != "cpu":
+        if receive.nbytes > self._chunk_bytes:
+            self._allgather_by_broadcasts(send, receive, counts)
+            return
+        if self._node_group is None or receive.nbytes > _GATHER_BYTES or receive.device != "cpu":
             self._mpi_for(receive).allgather(send, receive, counts)
             return
         whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
@@ -230,10 +228,7 @@ class MpiCommunicator(Communicator):
         if receive.device != "cpu":
             self._gpu.reduce_scatter(send, receive, counts, op, prescale, postscale)
         elif self._node_group is not None and send.dtype.is_half:
-            whole = Buffer.from_array(np.empty(send.count, send.dtype.numpy), send.dtype)
-            self._node_group.allreduce(send, whole, op, prescale, postscale)
-            start = sum(counts[: self.rank])
-            receive.array()[:] = whole.slice(start, receive.count).array()
+            super().reduce_scatter(send, receive, counts, op, prescale, postscale)
         else:
             send, receive = self.native(send), self.native(receive)
             self._host.reduce_scatter(send, receive, counts, op, prescale, postscale)
@@ -263,14 +258,9 @@ class MpiCommunicator(Communicator):
         return MpiPointToPoint(self._failures, comm, self._chunk_bytes)
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        self._require(device)
-        if device != "cpu":
-            import torch  # memory on a device is always torch's
-
-            return torch.empty(nbytes, dtype=torch.uint8, device=device)
         shared = self._hierarchy if self._node_group is None else self._node_group.arena
-        memory = shared.empty(nbytes) if shared is not None else None
-        return np.empty(nbytes, np.uint8) if memory is None else memory
+        memory = shared.empty(nbytes) if shared is not None and device == "cpu" else None
+        return super().empty(nbytes, device) if memory is None else memory
 
     def slices(self) -> Slices | None:
         if self._node_group is not None:
@@ -306,17 +296,3 @@ class MpiCommunicator(Communicator):
         # MPICH may return before its launcher has ended this process, which would then leave the
         # job as at its usual end, and tell other ranks so.
         os._exit(code)
-
-
-def _is_separate(dtype: DType, prescale: float, postscale: float) -> bool:
-    """Return whether factors are applied before and after the sum: they truncate integers."""
-    return dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
-
-
-class _MpiPending(Pending):
-    def __init__(self, request: MPI.Request, values: npt.NDArray[np.uint64]) -> None:
-        self._request = request
-        self._values = values  # MPI writes into it until the request is complete
-
-    def test(self) -> bool:
-        return bool(self._request.Test())

@@ -77,23 +77,10 @@ class FlatMpi:
             self._comm.Bcast(_bytes(piece), root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        if receive.nbytes > self._chunk_bytes:
-            self._allgather_by_broadcasts(send, receive, counts)
-            return
         self._settle(send)
         sizes = [count * send.dtype.itemsize for count in counts]
         gathered = [memory(receive), sizes, _starts(sizes), MPI.BYTE]
         self._comm.Allgatherv(_bytes(send), gathered)
-
-    def _allgather_by_broadcasts(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int]
-    ) -> None:
-        rank = self._comm.Get_rank()
-        for root_rank, start in enumerate(_starts(counts)):
-            part = receive.slice(start, counts[root_rank])
-            if root_rank == rank:
-                part.copy_from(send)
-            self.broadcast(part, root_rank)
 
     def alltoall(
         self,

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.features import Slices, aligned_bounds
+from hvdtrain.engines.communicator import Slices, aligned_bounds
 from hvdtrain.engines.float_order import from_ordered, to_ordered
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.flat import MPI_OPS, typed
@@ -34,13 +34,6 @@ _FOLDS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
 }
-
-
-@collective
-def open_numpy_node_group(comm: MPI.Comm) -> NumpyNodeGroup | None:
-    """Set up shared memory among the ranks of one node; None if that fails."""
-    tried = share_memory(1, comm.Get_rank(), comm.Get_size(), comm.allgather)
-    return None if tried is None else NumpyNodeGroup(comm)
 
 
 class NumpyNodeGroup:
@@ -188,7 +181,9 @@ def open_hierarchy(
     rank = comm.Get_rank()
     local = split_comm(failures, comm, nodes[rank], rank)
     try:
-        group = _agree(comm, lambda: _open_node(local, kernel, failures), _close)
+        group = _agree(
+            comm, lambda: _open_node(local, kernel, failures), lambda own: own and own.close()
+        )
     except SystemLimitError:
         free_comm(failures, local)
         raise
@@ -207,16 +202,12 @@ def _open_node(
     local: MPI.Comm, kernel: ctypes.CDLL | None, failures: MpiFailures | None
 ) -> _AnyNodeGroup | None:
     if kernel is None:
-        return open_numpy_node_group(local)
+        tried = share_memory(1, local.Get_rank(), local.Get_size(), local.allgather)
+        return None if tried is None else NumpyNodeGroup(local)
     if failures is None:
         return open_node_group(kernel, local.Get_rank(), local.allgather)
     # The rank for which this one waits may itself wait for one of another node that has ended.
     return open_node_group(kernel, local.Get_rank(), local.allgather, failures.check, CHECK_SECONDS)
-
-
-def _close(group: _AnyNodeGroup | None) -> None:
-    if group is not None:
-        group.close()
 
 
 @collective

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from hvdtrain.collective import collective
 from hvdtrain.compiled.library import KernelError, find_library, open_library, report_missing
-from hvdtrain.engines.features import GatherBytes
+from hvdtrain.engines.communicator import Gather
 from hvdtrain.types import DType, ReduceOp
 
 _SOURCE = Path(__file__).with_name("node_kernel.c")
@@ -109,7 +109,7 @@ def load_calls() -> KernelCalls | None:
 
 
 @collective
-def agree_on_kernel(rank: int, allgather: GatherBytes) -> ctypes.CDLL | None:
+def agree_on_kernel(rank: int, allgather: Gather) -> ctypes.CDLL | None:
     """Return the library if all ranks have it, else None; the first rank without it logs why."""
     kernel = load_kernel()
     lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.control_groups import find_memory, read_file
-from hvdtrain.engines.features import GatherBytes
+from hvdtrain.engines.communicator import Gather
 from hvdtrain.errors import SystemLimitError
 
 _FILES = 4096
@@ -113,7 +113,7 @@ class NodeMemory:
 class NodeArena:
     """Allocates memory in which the ranks of a node can access one another's data."""
 
-    def __init__(self, rank: int, size: int, allgather: GatherBytes) -> None:
+    def __init__(self, rank: int, size: int, allgather: Gather) -> None:
         self._rank, self._size, self._allgather = rank, size, allgather
         self._shared: list[NodeMemory] = []
 
@@ -162,7 +162,7 @@ class NodeArena:
 
 
 @collective
-def share_memory(nbytes: int, rank: int, size: int, allgather: GatherBytes) -> NodeMemory | None:
+def share_memory(nbytes: int, rank: int, size: int, allgather: Gather) -> NodeMemory | None:
     """Allocate `nbytes` of zeros on every rank of a node, writable by all of them.
 
     All pages are reserved before any is written: a page missing later would kill the process with
@@ -179,7 +179,7 @@ def share_memory(nbytes: int, rank: int, size: int, allgather: GatherBytes) -> N
 
 
 def _share(
-    nbytes: int, rank: int, allgather: GatherBytes
+    nbytes: int, rank: int, allgather: Gather
 ) -> tuple[list[npt.NDArray[np.uint8]] | None, str]:
     """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
     descriptor, failure = _reserve(nbytes)
@@ -268,7 +268,7 @@ _NONCE_NAME = "hvdtrain-node"
 _NONCE_BYTES = 16  # written as 32 hexadecimal digits
 
 
-def detect_nodes(allgather: GatherBytes) -> tuple[int, ...] | str:
+def detect_nodes(allgather: Gather) -> tuple[int, ...] | str:
     """Number the nodes: two ranks get the same number if they can read each other's memory.
 
     Each rank writes a random nonce into a memfd and announces its location. A rank belongs to the

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Pieces
-from hvdtrain.engines.features import GatherBytes, Pending, VotedReduction
+from hvdtrain.engines.communicator import Gather, Pending
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import (
     NodeArena,
@@ -162,7 +161,7 @@ class NodeGroup:
         rank: int,
         memory: NodeMemory,
         peers: Peers,
-        allgather: GatherBytes,
+        allgather: Gather,
         spin_nanoseconds: int = 0,
     ) -> None:
         size = len(memory.parts)
@@ -197,18 +196,6 @@ class NodeGroup:
         self._finish(self._kernel.hvd_reduce)
 
     @collective
-    def allreduce_many(
-        self,
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        self._prepare_many(pieces, dtype, op, prescale, postscale)
-        self._finish(self._kernel.hvd_reduce)
-
-    @collective
     def vote_on_many(
         self,
         votes: bytes,
@@ -220,8 +207,11 @@ class NodeGroup:
     ) -> bytes:
         self.peers.check_now_and_then()
         numbers = array("q", pieces)  # which the task refers to until it is done
-        self._prepare_many(numbers, dtype, op, prescale, postscale)
         task = self._task
+        task.pieces, _ = numbers.buffer_info()
+        task.count = sum(numbers[2::3])
+        task.location = 0
+        self._describe(dtype, op, prescale, postscale)
         task.ballot = type(task.ballot).from_buffer_copy(votes)
         done = self._finish(self._kernel.hvd_vote) == _DONE
         return b"" if done else bytes(task.ballot)
@@ -288,15 +278,6 @@ class NodeGroup:
         task.owners = owners or self._size
         task.stage = task.chunk = 0
 
-    def _prepare_many(
-        self, pieces: Pieces, dtype: DType, op: ReduceOp, prescale: float, postscale: float
-    ) -> None:
-        task = self._task
-        task.pieces, _ = pieces.buffer_info()
-        task.count = sum(pieces[2::3])
-        task.location = 0
-        self._describe(dtype, op, prescale, postscale)
-
     def _finish(self, call: Callable[[Task, int], int]) -> int:
         while not (result := call(self._task, self.peers.check_nanoseconds)):
             self.peers.check()
@@ -323,7 +304,7 @@ class NodeGroup:
 _DONE = 1
 
 
-class NodeVotedReduction(VotedReduction):
+class NodeVotedReduction:
     """An allreduce in the slots and staging areas of a node group."""
 
     def __init__(
@@ -373,7 +354,7 @@ _SPIN_NANOSECONDS = 100_000
 def open_node_group(
     kernel: ctypes.CDLL,
     rank: int,
-    allgather: GatherBytes,
+    allgather: Gather,
     check_launcher: Callable[[], object] = bool,
     check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:

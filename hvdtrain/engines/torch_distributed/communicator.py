@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator
-from hvdtrain.engines.features import Pending
+from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator, Pending
 from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.torch_distributed.failures import Members, gloo_group, nccl_group
 from hvdtrain.errors import ConnectionLostError, HvdtrainError, UnsupportedError
@@ -81,18 +80,6 @@ def bytes_of(buffer: Buffer) -> torch.Tensor:
     return tensor_of(buffer).view(torch.uint8)
 
 
-def multiply(tensor: torch.Tensor, factor: float) -> None:
-    """Multiply in place; integers are multiplied in float64 and truncated."""
-    if factor == 1.0:
-        return
-    if tensor.dtype == torch.bool:
-        raise ValueError(f"a factor of {factor} cannot be applied to bool")
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.mul_(factor)
-    else:
-        tensor.copy_((tensor.to(torch.float64) * factor).trunc_())
-
-
 _WIDE_ELEMENTS = 16 << 20  # number of elements converted to a wider type at a time
 
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
@@ -116,9 +103,9 @@ class GroupBackend:
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         if tensor.dtype in (torch.bool, torch.uint64):
-            multiply(tensor, prescale)
+            Buffer.of(tensor).scale(prescale)
             self._reduce_bits(tensor, op)
-            multiply(tensor, postscale)
+            Buffer.of(tensor).scale(postscale)
         elif (wider := self._wider(op).get(tensor.dtype)) is not None:
             for piece in torch.split(tensor, _WIDE_ELEMENTS):
                 wide = piece.to(wider)
@@ -148,12 +135,12 @@ class GroupBackend:
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         before, reduction, after = self._factors(tensor.dtype, op, prescale, postscale)
-        multiply(tensor, before)
         buffer = Buffer.of(tensor)
+        buffer.scale(before)
         ordered = to_ordered(buffer, op)
         self._reduce(tensor_of(ordered), reduction)
         from_ordered(ordered, buffer)
-        multiply(tensor, after)
+        buffer.scale(after)
 
     def _factors(
         self, dtype: torch.dtype, op: ReduceOp, prescale: float, postscale: float
@@ -247,11 +234,11 @@ class GroupBackend:
         before, reduction, after = self._factors(send.dtype, op, prescale, postscale)
         if before != 1.0:
             send = send.clone()
-            multiply(send, before)
+            Buffer.of(send).scale(before)
         options = dist.ReduceScatterOptions()
         options.reduceOp = reduction
         self.group._reduce_scatter_base(_real(receive), _real(send), options).wait()
-        multiply(receive, after)
+        Buffer.of(receive).scale(after)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -259,23 +246,20 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-Record = npt.NDArray[np.uint8]
-
-_DIGEST_BYTES = 16
-
-
 @collective
 def connect(
-    members: Members, device: torch.device, gather: Callable[[Record], npt.NDArray[np.uint8]]
+    members: Members,
+    device: torch.device,
+    gather: Callable[[bytes], list[bytes]],
+    halves_in_float32: bool,
 ) -> GroupBackend:
-    """Connect the members' GPUs; `gather` gathers a uint8 record of each member."""
-    own = np.frombuffer(_digest(device) + bytes([members.halves_in_float32]), np.uint8)
-    records = gather(own).reshape(members.size, -1)
-    _require_own_devices([record[:_DIGEST_BYTES].tobytes() for record in records], members, device)
+    """Connect the members' GPUs; `gather` gathers the bytes of each member."""
+    records = gather(bytes([halves_in_float32]) + _digest(device))
+    _require_own_devices([record[1:] for record in records], members, device)
     # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
     torch.cuda.synchronize(device)
     group = nccl_group(members, device)
-    wide = GLOO_WIDE if records[:, _DIGEST_BYTES].any() else NCCL_WIDE
+    wide = GLOO_WIDE if any(record[0] for record in records) else NCCL_WIDE
     make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
     return GroupBackend(group, wide, premultiplied=make, even=True)
 
@@ -284,7 +268,7 @@ def _digest(device: torch.device) -> bytes:
     """Return a digest that is equal for ranks whose GPU NCCL considers the same."""
     host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
     uuid = torch.cuda.get_device_properties(device).uuid
-    return blake2b(f"{host} {uuid}".encode(), digest_size=_DIGEST_BYTES).digest()
+    return blake2b(f"{host} {uuid}".encode(), digest_size=16).digest()
 
 
 def _require_own_devices(digests: list[bytes], members: Members, device: torch.device) -> None:
@@ -306,10 +290,11 @@ class TorchCommunicator(Communicator):
     """
 
     @collective
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, cuda: bool, halves_in_float32: bool) -> None:
         self.rank = members.rank
         self.size = members.size
-        self.capabilities = capabilities(members.cuda)
+        self.capabilities = capabilities(cuda)
+        self._halves_in_float32 = halves_in_float32
         self._members: Members | None = members
         self._abort, self._failures = members.abort, members.failures
         self._splits = 0
@@ -396,9 +381,9 @@ class TorchCommunicator(Communicator):
             store=dist.PrefixStore(f"split {self._splits}", members.store),
             rank=list(ranks).index(self.rank),
             size=len(ranks),
-            leave=lambda: None,
+            leave=bool,
         )
-        return TorchCommunicator(part)
+        return TorchCommunicator(part, "cuda" in self.capabilities.devices, self._halves_in_float32)
 
     @collective
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
@@ -458,7 +443,9 @@ class TorchCommunicator(Communicator):
         if self._nccl is None:
             self._device = self._indexed(device)
             with self._peers("connect"):
-                self._nccl = connect(self._alive(), self._device, self._gather)
+                self._nccl = connect(
+                    self._alive(), self._device, self.gather_bytes, self._halves_in_float32
+                )
         elif device not in (self._device, torch.device("cuda")):
             raise HvdtrainError(
                 f"[rank {self.rank}/{self.size}] memory on {device}, but this rank is connected "
@@ -472,13 +459,6 @@ class TorchCommunicator(Communicator):
         if device.index is not None:
             return device
         return self._device or torch.device("cuda", torch.cuda.current_device())
-
-    @collective
-    def _gather(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        received = np.empty(self.size * record.size, np.uint8)
-        counts = [record.size] * self.size
-        self.allgather(Buffer.of(record), Buffer.of(received), counts)
-        return received
 
     @contextmanager
     def _peers(self, operation: str) -> Iterator[None]:

@@ -44,29 +44,15 @@ def _require(backend: str) -> None:
 @collective
 def _open(backend: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
     from hvdtrain.engines.torch_distributed.communicator import TorchCommunicator
-    from hvdtrain.engines.torch_distributed.failures import Members, device_at
-    from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
+    from hvdtrain.engines.torch_distributed.failures import Members
+    from hvdtrain.engines.torch_distributed.rendezvous import open_on_ranks
 
-    def open_on(found: RankInfo) -> EngineWorld:
-        members = Members(
-            store=found.store,
-            rank=found.rank,
-            size=found.size,
-            device=device_at(found.address),
-            cuda=backend == "nccl",
-            halves_in_float32=config.halves_in_float32,
-            abort=found.abort,
-            leave=found.leave,
-            failures=found.failures,
-        )
-        return EngineWorld(
-            backend,
-            _library(backend),
-            TorchCommunicator(members),
-            found.nodes,
-            found.hostnames,
-            found.failures,
-        )
+    def open_on(
+        members: Members, nodes: tuple[int, ...], hostnames: tuple[str, ...]
+    ) -> EngineWorld:
+        communicator = TorchCommunicator(members, backend == "nccl", config.halves_in_float32)
+        library = _library(backend)
+        return EngineWorld(backend, library, communicator, nodes, hostnames, members.failures)
 
     return open_on_ranks(config, environ, open_on, takes_newcomers=backend == "gloo")
 

@@ -165,22 +165,18 @@ _FOREVER = timedelta(days=365)
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks that form a communicator, and how they find each other."""
+    """The ranks that form a communicator, and how they find each other.
+
+    `device` is gloo's, for all connections of this rank.
+    """
 
     store: dist.Store
     rank: int
     size: int
     device: dist.ProcessGroupGloo.Device
-    cuda: bool
-    halves_in_float32: bool
-    abort: Callable[[int], None]
-    leave: Callable[[], None]
+    abort: Callable[[int], None] = os._exit
+    leave: Callable[[], object] = bool
     failures: TorchFailures | None = None
-
-
-def device_at(address: str) -> dist.ProcessGroupGloo.Device:
-    """Create gloo's device for all connections of this rank, at an address of this host."""
-    return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
 @collective

@@ -12,17 +12,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.features import GatherBytes
+from hvdtrain.engines.communicator import Communicator, EngineWorld, Gather
 from hvdtrain.engines.mpi import engine as mpi_engine
 from hvdtrain.engines.shared_memory.memory import detect_nodes
-from hvdtrain.engines.torch_distributed.failures import TorchFailures
+from hvdtrain.engines.torch_distributed.failures import Members, TorchFailures
 from hvdtrain.errors import EngineUnavailableError, HvdtrainError
 from hvdtrain.topology import LOOPBACK, interface_address
 from hvdtrain.world import promised_world, under_launcher
@@ -43,9 +40,7 @@ class MasterAddress:
 
 
 @collective
-def find_master_address(
-    allgather: GatherBytes, rank: int, environ: Mapping[str, str]
-) -> MasterAddress:
+def find_master_address(allgather: Gather, rank: int, environ: Mapping[str, str]) -> MasterAddress:
     """Find an address of rank 0 that every rank reaches, by connecting to it.
 
     Ranks that share a loopback device use it. Otherwise rank 0 listens on each of its addresses, or
@@ -143,44 +138,36 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = timedelta(seconds=300)
 
 
-@dataclass(frozen=True)
-class RankInfo:
-    """This rank's view of the job before process groups are created."""
-
-    store: dist.Store
-    rank: int
-    size: int
-    address: str
-    nodes: tuple[int, ...]
-    hostnames: tuple[str, ...]
-    abort: Callable[[int], None]
-    leave: Callable[[], None]
-    failures: TorchFailures | None = None
+# Opens a world of members with their nodes and host names.
+_Open = Callable[[Members, tuple[int, ...], tuple[str, ...]], EngineWorld]
 
 
 @collective
 def open_on_ranks(
-    config: Config,
-    environ: Mapping[str, str],
-    open_on: Callable[[RankInfo], EngineWorld],
-    takes_newcomers: bool,
+    config: Config, environ: Mapping[str, str], open_on: _Open, takes_newcomers: bool
 ) -> EngineWorld:
     """Find all ranks of the job, and open a world of them."""
     if _has_torchrun(environ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         with _reporting(rank, size):
             found = _through_torchrun(rank, size, environ)
-        return open_on(found)
+        return open_on(*found)
     if not under_launcher(environ):
-        return open_on(_alone())
+        members = Members(dist.HashStore(), 0, 1, _device_at(LOOPBACK))
+        return open_on(members, (0,), (socket.gethostname(),))
 
     def open_through(world: EngineWorld) -> EngineWorld:
         failures = None
         if world.failures is not None:
             failures = TorchFailures(world.failures, takes_newcomers)
-        return open_on(_through_mpi(world, failures, environ))
+        members = _through_mpi(world.communicator, failures, environ)
+        return open_on(members, world.nodes, world.hostnames)
 
     return mpi_engine.open_world(config, environ, open_through)
+
+
+def _device_at(address: str) -> dist.ProcessGroupGloo.Device:
+    return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
 def _has_torchrun(environ: Mapping[str, str]) -> bool:
@@ -194,32 +181,17 @@ def _has_torchrun(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _alone() -> RankInfo:
-    name = socket.gethostname()
-    return RankInfo(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, lambda: None)
-
-
 @collective
 def _through_mpi(
-    world: EngineWorld, failures: TorchFailures | None, environ: Mapping[str, str]
-) -> RankInfo:
+    mpi: Communicator, failures: TorchFailures | None, environ: Mapping[str, str]
+) -> Members:
     """Find the ranks through MPI, and open a store on rank 0."""
-    mpi = world.communicator
-    master = find_master_address(lambda value: _gather_objects(mpi, value), mpi.rank, environ)
+    master = find_master_address(mpi.gather_objects, mpi.rank, environ)
     open_store = partial(_open_store, master, mpi.rank, mpi.size)
     with _reporting(mpi.rank, mpi.size):
         store = open_store() if failures is None else failures.unless_lost(open_store)
-    return RankInfo(
-        store=store,
-        rank=mpi.rank,
-        size=mpi.size,
-        address=master.address,
-        nodes=world.nodes,
-        hostnames=world.hostnames,
-        abort=mpi.abort,
-        leave=mpi.close,
-        failures=failures,
-    )
+    device = _device_at(master.address)
+    return Members(store, mpi.rank, mpi.size, device, mpi.abort, mpi.close, failures)
 
 
 def _open_store(master: MasterAddress, rank: int, size: int) -> dist.Store:
@@ -235,12 +207,13 @@ def _open_store(master: MasterAddress, rank: int, size: int) -> dist.Store:
 
 
 @collective
-def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankInfo:
+def _through_torchrun(
+    rank: int, size: int, environ: Mapping[str, str]
+) -> tuple[Members, tuple[int, ...], tuple[str, ...]]:
     """Find the ranks through torchrun's store, or one that rank 0 opens at MASTER_ADDR."""
     shared, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_TIMEOUT))
-    joins = shared.add(
-        f"hvdtrain/joins of rank {rank}", 1
-    )  # init() may be called again after shutdown()
+    # init() may be called again after shutdown()
+    joins = shared.add(f"hvdtrain/joins of rank {rank}", 1)
     store = dist.PrefixStore(f"hvdtrain/{joins}", shared)
     allgather = _StoreGather(store, rank, size)
     master = find_master_address(allgather, rank, environ)
@@ -248,16 +221,8 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankI
         master.listener.close()
     hostnames = tuple(allgather(socket.gethostname()))
     detected = detect_nodes(allgather)
-    return RankInfo(
-        store=store,
-        rank=rank,
-        size=size,
-        address=master.address,
-        nodes=tuple(map(hostnames.index, hostnames)) if isinstance(detected, str) else detected,
-        hostnames=hostnames,
-        abort=os._exit,
-        leave=lambda: None,
-    )
+    nodes = tuple(map(hostnames.index, hostnames)) if isinstance(detected, str) else detected
+    return Members(store, rank, size, _device_at(master.address)), nodes, hostnames
 
 
 class _StoreGather:
@@ -273,16 +238,6 @@ class _StoreGather:
         self._round += 1
         self._store.set(f"{self._round}/{self._rank}", json.dumps(value))
         return [json.loads(self._store.get(f"{self._round}/{r}")) for r in range(self._size)]
-
-
-def _gather_objects(communicator: Communicator, value: Any) -> list[Any]:
-    size = communicator.size
-    own = np.frombuffer(json.dumps(value).encode(), np.uint8).copy()
-    count, counts = np.array([own.size]), np.empty(size, np.int64)
-    communicator.allgather(Buffer.from_array(count), Buffer.from_array(counts), [1] * size)
-    texts = np.empty(int(counts.sum()), np.uint8)
-    communicator.allgather(Buffer.from_array(own), Buffer.from_array(texts), counts.tolist())
-    return [json.loads(text.tobytes()) for text in np.split(texts, np.cumsum(counts)[:-1])]
 
 
 @contextmanager

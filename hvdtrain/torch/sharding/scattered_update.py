@@ -12,7 +12,6 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Operation, Request
-from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.sharding.exchange import GatherSlices, ScatteredSlices
@@ -87,7 +86,7 @@ class GatherStates(Operation):
     def execute(self, communicator: Communicator) -> dict[int, Entry]:
         found: dict[int, Entry] = {}
         holders: dict[int, int] = {}  # a rank with a segment of each parameter
-        for rank, (outline,) in enumerate(exchange(communicator, [self._outline])):
+        for rank, outline in enumerate(communicator.gather_objects(self._outline)):
             found |= {index: dict(entry) for index, entry in sorted(outline.items())}
             holders |= dict.fromkeys(outline, rank)
         for number, bucket in enumerate(self._plan.buckets):

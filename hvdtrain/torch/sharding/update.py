@@ -15,7 +15,7 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.owners import NodeOwners
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of, whole_segments_of
-from hvdtrain.engines.features import Slices
+from hvdtrain.engines.communicator import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, costs_of, quantities_of

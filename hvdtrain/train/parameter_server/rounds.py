@@ -19,8 +19,7 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.sharding.segments import Segment
-from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import Pending, PointToPoint
+from hvdtrain.engines.communicator import Communicator, Pending, PointToPoint
 from hvdtrain.errors import OneRankTrainingError, UsageError
 from hvdtrain.polling import poll_until
 from hvdtrain.train.parameter_server.protocol import (

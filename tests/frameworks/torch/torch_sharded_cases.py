@@ -26,7 +26,7 @@ from torch_training import (
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.engines.features import Slices
+from hvdtrain.engines.communicator import Slices
 from hvdtrain.errors import MismatchError
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import Pending, VotedReduction
+from hvdtrain.engines.communicator import Communicator, Pending, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
@@ -341,9 +340,6 @@ class MeetingCommunicator(Communicator):
     def alltoall(self, *_: object) -> None:
         raise NotImplementedError
 
-    def reduce_scatter(self, *_: object) -> None:
-        raise NotImplementedError
-
     def barrier(self) -> None:
         self._call(Call("barrier"))
 
@@ -414,7 +410,7 @@ class MeetingCommunicator(Communicator):
         raise EngineFaultError(f"rank {self.rank}: an engine call failed")
 
 
-class _MeetingVote(VotedReduction):
+class _MeetingVote:
     def __init__(
         self,
         communicator: MeetingCommunicator,

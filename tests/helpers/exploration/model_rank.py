@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.core.agreement import lifecycle, votes
+from hvdtrain.core.agreement import driver, lifecycle
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Work, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.engines.local import LocalCommunicator, _Done
@@ -316,7 +316,7 @@ def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]
 
 
 def _vote(member: _Ballots, requests: tuple[Request, ...]) -> list[int]:
-    positions, _ = votes.vote(member, [Work(request) for request in requests], at_once=True)
-    if len(requests) == 1 and member.own.tobytes() != requests[0].ballot * votes.HASHES:
+    positions, _ = driver.vote(member, [Work(request) for request in requests], at_once=True)
+    if len(requests) == 1 and member.own.tobytes() != requests[0].ballot * driver.HASHES:
         raise Fault(f"a round with {requests[0]} alone sends another vote")
     return positions

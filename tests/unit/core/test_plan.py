@@ -11,7 +11,7 @@ from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core.gradients.bucket_size import choose_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
 from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of, whole_segments_of
-from hvdtrain.engines.features import aligned_bounds
+from hvdtrain.engines.communicator import aligned_bounds
 from hvdtrain.types import DType
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.driver import ReportExchange
 from hvdtrain.core.agreement.lifecycle import Report
 from hvdtrain.core.agreement.operation import LEAVE, Operation, Request, Work
-from hvdtrain.core.agreement.queue import ChannelObserver, Queue
+from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.types import ReduceOp
@@ -103,7 +103,7 @@ def test_what_is_submitted_while_a_rank_joins_is_not_lost(count: int) -> None:
         assert referee.faults == []
 
 
-class _Interrupted(ChannelObserver):
+class _Interrupted:
     """Stands for the handler of a signal that raises when an operation has been added."""
 
     def submitted(self, operation: Operation) -> None:
@@ -116,7 +116,7 @@ def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None
     first, second = channels
     for number in range(ahead):
         first.submit(summed(f"ahead {number}"))
-    first.queue.track = _Interrupted()  # type: ignore[abstract]
+    first.queue.track = _Interrupted()
     with pytest.raises(KeyboardInterrupt):
         first.submit(summed("x"))
     first.queue.track = None
