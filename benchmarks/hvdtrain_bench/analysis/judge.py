@@ -1,16 +1,13 @@
-"""Conclusions from the measurements: comparisons with a base, and the figures that have a target.
-
-Pure: everything follows from the results.
-"""
+"""Conclusions from the measurements: comparisons with a base, and figures that have a target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from math import ceil
+from statistics import mean, median
 
-from hvdtrain_bench.analysis.kills import FIGURES_OF_ELASTIC
-from hvdtrain_bench.analysis.losses import compare_losses
 from hvdtrain_bench.analysis.statistics import (
     Comparison,
     Figure,
@@ -20,6 +17,67 @@ from hvdtrain_bench.analysis.statistics import (
     paired_ratios,
 )
 from hvdtrain_bench.harness.results import Case, Result
+
+# Points of a training: steps, seconds of training, loss of the test samples.
+Curve = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class LossSummary:
+    """The losses that one exchange reaches on one task."""
+
+    name: str
+    mean: float  # mean of the last losses over the seeds
+    low: float  # lowest last loss of a seed
+    high: float  # highest last loss of a seed
+    difference: float  # mean difference from the base with the same seed; 0 for the base
+    # "within the seeds" if the mean lies between the lowest and the highest loss of the base,
+    # otherwise "lower" or "higher".
+    verdict: str
+    equal_time: float  # mean loss after the time that the fastest exchange needs for all steps
+    seconds: float  # median time of all steps
+
+
+def compare_losses(
+    curves: Mapping[str, Sequence[Curve]], base: str
+) -> tuple[float, list[LossSummary]]:
+    """Return the seconds that the fastest exchange needs, and a summary for each exchange.
+
+    All have curves with the same steps and seeds.
+    """
+    last = {name: [curve[-1][2] for curve in of_seeds] for name, of_seeds in curves.items()}
+    seconds = {name: median(curve[-1][1] for curve in of) for name, of in curves.items()}
+    shortest = min(seconds.values())
+    found = []
+    for name, losses in last.items():
+        pairs = zip(losses, last[base], strict=True)
+        summary = LossSummary(
+            name=name,
+            mean=mean(losses),
+            low=min(losses),
+            high=max(losses),
+            difference=mean(own - other for own, other in pairs),
+            verdict="" if name == base else _verdict(mean(losses), last[base]),
+            equal_time=mean(loss_after(curve, shortest) for curve in curves[name]),
+            seconds=seconds[name],
+        )
+        found.append(summary)
+    return shortest, found
+
+
+def loss_after(curve: Curve, seconds: float) -> float:
+    """Return the loss at a time, on the line between two points; after the last it remains."""
+    for (_, before, first), (_, after, second) in pairwise(curve):
+        if seconds <= after:
+            return first + (second - first) * (seconds - before) / (after - before)
+    return curve[-1][2]
+
+
+def _verdict(value: float, of_base: Sequence[float]) -> str:
+    if min(of_base) <= value <= max(of_base):
+        return "within the seeds"
+    return "lower" if value < min(of_base) else "higher"
+
 
 _NAMED_MICROSECONDS = 8.0
 _IDLE_PERCENT = 3.0
@@ -38,6 +96,12 @@ FUSED_LIMIT = "no communication, fused"
 DDP_COPIES = "DDP, batched copies"
 DEEPSPEED = "DDP, DeepSpeed's all-reduce"
 REPLICATE = "replicate"
+KILLS, ELASTIC_STEPS = "kills", "elastic-steps"
+OWN = "hvdtrain"  # how the names of its jobs that lose a process begin
+NEW_STEP, NEXT_STEP = "kill to the end of the next new step", "kill to the end of the next step"
+NOT_ELASTIC, NOT_ELASTIC_AGAIN, ELASTIC = "not elastic", "not elastic again", "elastic"
+_MEDIAN_SECONDS, _LATE_SECONDS, _ELASTIC_RATIO = 1.0, 3.0, 1.01
+_LATE = 0.95
 
 
 @dataclass(frozen=True)
@@ -108,7 +172,8 @@ def figures(result: Result) -> list[Figure]:
         "exchange": _of_exchanges,
         "exchange-loss": _of_losses,
         "loop": _of_loop,
-        **FIGURES_OF_ELASTIC,
+        KILLS: _of_kills,
+        ELASTIC_STEPS: _of_elastic_steps,
     }
     return list(kinds[result.kind](result)) if result.kind in kinds else []
 
@@ -140,7 +205,8 @@ def _of_collectives(result: Result) -> Iterator[Figure]:
             yield from _ratios(case, "hvdtrain", ["hvdtrain, busy"])
             yield from _ratios(case, "Horovod", ["Horovod, busy"])
         elif nbytes == _NAMED_BYTES:
-            yield _named(case)
+            values = [1e6 * seconds for seconds in case.values["hvd.allreduce"]]
+            yield figure_of(f"{case.name}: hvd.allreduce", values, "us", _NAMED_MICROSECONDS)
             yield from _ratios(case, "hvd.allreduce", ["Horovod allreduce"])
         elif nbytes == _MEDIUM_BYTES:
             for name in ("hvd.allreduce", "engine mpi, its memory"):
@@ -210,9 +276,27 @@ def _of_loop(result: Result) -> Iterator[Figure]:
         yield figure_of(f"{case.name}: {BUILT_IN} / {BY_HAND}", ratios, "x", _LOOP_RATIO)
 
 
-def _named(case: Case) -> Figure:
-    values = [1e6 * seconds for seconds in case.values["hvd.allreduce"]]
-    return figure_of(f"{case.name}: hvd.allreduce", values, "us", _NAMED_MICROSECONDS)
+def _of_kills(result: Result) -> Iterator[Figure]:
+    for case in result.cases:
+        if case.name.startswith(OWN):
+            values = case.values[NEW_STEP]
+            yield figure_of(f"{case.name}: {NEW_STEP}", values, "s", _MEDIAN_SECONDS)
+            label = f"{case.name}: {100 * _LATE:.0f} % of kills"
+            yield figure_of(label, [late_of(values)], "s", _LATE_SECONDS)
+
+
+def late_of(values: Sequence[float]) -> float:
+    """Return what 95 % of the values do not exceed."""
+    return sorted(values)[ceil(_LATE * len(values)) - 1]
+
+
+def _of_elastic_steps(result: Result) -> Iterator[Figure]:
+    """Yield the time of a step of elastic jobs in those of others, and the latter in themselves."""
+    for case in result.cases:
+        base = case.values[NOT_ELASTIC]
+        for name, target in ((NOT_ELASTIC_AGAIN, None), (ELASTIC, _ELASTIC_RATIO)):
+            ratios = paired_ratios(base, case.values[name])
+            yield figure_of(f"{case.name}: {name} / {NOT_ELASTIC}", ratios, "x", target)
 
 
 def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:

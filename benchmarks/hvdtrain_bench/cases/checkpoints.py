@@ -12,10 +12,9 @@ from statistics import mean, median
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
-from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.models import MODELS, Trainer, first_weights
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.trainer import Trainer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, in_turns
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.horovod import Library
-from hvdtrain_bench.cases.peers import Peer, PeerLibraries
-from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
+from hvdtrain_bench.cases.checked import fill, most_calls, require_factor, sum_contender, sum_factor
+from hvdtrain_bench.cases.peers import Library, Peer, PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 

@@ -11,11 +11,10 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.models import MODELS, BenchModel
+from hvdtrain_bench.cases.checked import Agreement
+from hvdtrain_bench.cases.models import MODELS, BenchModel, Trainer, bare, first_weights
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.network import sent_bytes
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import MeasurementSettings, turn_steps

@@ -33,9 +33,9 @@ from hvdtrain.train.terminal import Terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
+from hvdtrain_bench.cases.checked import WrongResultError
 from hvdtrain_bench.cases.models import small_mlp
 from hvdtrain_bench.cases.peers import PeerLibraries
-from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench
 

@@ -19,17 +19,16 @@ from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
-from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.checked import sum_contender
+from hvdtrain_bench.cases.models import MODELS, Trainer, bare, first_weights
 from hvdtrain_bench.cases.peers import Peer, PeerLibraries
-from hvdtrain_bench.cases.schemes import measured_scheme
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.sums import sum_contender
-from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, period_of
 from hvdtrain_bench.harness.turns import Bench, Contender
 from hvdtrain_bench.scaling.paper import jitter_seconds
 from hvdtrain_bench.scaling.predictions import HVDTRAIN
+from hvdtrain_bench.scaling.scheme import measured_scheme
 
 _ITEM_BYTES = 4
 _LINK_BYTES = (1 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)

@@ -28,11 +28,16 @@ from hvdtrain_bench.analysis.judge import (
     SHARDED,
     WHOLE,
 )
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.horovod import Library
-from hvdtrain_bench.cases.models import MODELS, BenchModel
-from hvdtrain_bench.cases.peers import PeerLibraries
-from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare_optimizer, first_weights
+from hvdtrain_bench.cases.checked import Agreement
+from hvdtrain_bench.cases.models import (
+    MODELS,
+    BenchModel,
+    Trainer,
+    Wrap,
+    bare_optimizer,
+    first_weights,
+)
+from hvdtrain_bench.cases.peers import Library, PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import OPTIMIZERS
 from hvdtrain_bench.harness.turns import Bench, Contender

@@ -19,9 +19,9 @@ import hvdtrain
 import hvdtrain.keras as hvd_keras
 import hvdtrain.tensorflow as hvd
 from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION, SHARDED
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.horovod import find_horovod
-from hvdtrain_bench.cases.keras_models import CLASSES, HIDDEN, INPUTS, FirstWeights, mlp
+from hvdtrain_bench.cases.checked import Agreement
+from hvdtrain_bench.cases.keras_fits import CLASSES, HIDDEN, INPUTS, FirstWeights, mlp
+from hvdtrain_bench.cases.peers import find_horovod
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 

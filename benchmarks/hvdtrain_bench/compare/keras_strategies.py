@@ -41,7 +41,7 @@ def _horovod(task: ContenderTask, place: ProcessPlace) -> _Differences:
     import horovod
     import horovod.keras as hvd
 
-    from hvdtrain_bench.compare.division import ShardedDivision
+    from hvdtrain_bench.compare.meters import ShardedDivision
 
     hvd.init()
     return {

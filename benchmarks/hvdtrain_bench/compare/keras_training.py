@@ -25,8 +25,7 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain_bench.compare.division import EVALUATED_TOGETHER, Division, ExactDivision
-from hvdtrain_bench.compare.meters import StepMeter
+from hvdtrain_bench.compare.meters import EVALUATED_TOGETHER, Division, ExactDivision, StepMeter
 from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 
 

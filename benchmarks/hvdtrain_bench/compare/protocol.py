@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.sampling import Indices
@@ -63,54 +63,35 @@ class RankResult:
     final_weights: Weights = field(default_factory=dict)
 
 
-# No argument of a recipe has that name.
-_ARRAY, _FACTS = "/array", "facts"
-
-
-def write(path: Path, value: ContenderTask | RankResult) -> None:
-    """Write a file for another process, atomically: JSON that names arrays beside it."""
-    arrays: dict[str, Any] = {}
-
-    def plain(part: object) -> object:
-        if isinstance(part, TrainOptions):
-            return asdict(part)
-        if isinstance(part, Path):
-            return str(part)
-        arrays[f"{len(arrays)}"] = np.asarray(part)
-        return {_ARRAY: f"{len(arrays) - 1}"}
-
-    facts = json.dumps({one.name: getattr(value, one.name) for one in fields(value)}, default=plain)
-    arrays[_FACTS] = np.array(facts)
-    with replacing(path) as file:
-        np.savez(file, **arrays)
-
-
-def read_result(path: Path) -> RankResult:
-    """Read what a rank has measured."""
-    return RankResult(**_read(path))
+def write_task(path: Path, task: ContenderTask) -> None:
+    """Write a task for another process, whose Python may be of another version."""
+    path.write_text(json.dumps(asdict(task), default=str), encoding="utf-8")
 
 
 def read_task(path: Path) -> ContenderTask:
     """Read what this process shall do."""
-    found = _read(path)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     options = found["options"]
     options |= {name: options[name] and Path(options[name]) for name in ("data_dir", "out")}
     found |= {name: Path(found[name]) for name in ("folder", "shared")}
     return ContenderTask(**{**found, "options": TrainOptions(**options)})
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as arrays:
-        found: dict[str, Any] = json.loads(
-            str(arrays[_FACTS]),
-            object_hook=lambda part: arrays[part[_ARRAY]] if part.keys() == {_ARRAY} else part,
-        )
+def write_result(path: Path, result: RankResult) -> None:
+    """Write what a rank has measured, atomically."""
+    with replacing(path) as file:
+        pickle.dump(result, file)
+
+
+def read_result(path: Path) -> RankResult:
+    """Read what a rank has measured."""
+    found: RankResult = pickle.loads(path.read_bytes())
     return found
 
 
 def result_file(folder: Path, rank: int) -> Path:
     """Return the file of a rank's result."""
-    return folder / f"rank.{rank}.npz"
+    return folder / f"rank.{rank}.result"
 
 
 def error_file(folder: Path, rank: int) -> Path:

@@ -13,8 +13,8 @@ from hvdtrain_bench.compare.protocol import (
     ProcessPlace,
     read_task,
     result_file,
-    write,
     write_error,
+    write_result,
 )
 from hvdtrain_bench.compare.strategies import Launch, find_strategy
 
@@ -30,8 +30,9 @@ def main(file: str) -> None:
     try:
         for need in strategy.needs:
             need.require()
-        ways = import_module(f"hvdtrain_bench.compare.{options.framework}_strategies")
-        write(result_file(task.folder, place.rank), ways.train(task, place))
+        kind = "torch_training" if options.framework == "torch" else "keras_strategies"
+        ways = import_module(f"hvdtrain_bench.compare.{kind}")
+        write_result(result_file(task.folder, place.rank), ways.train(task, place))
     except Exception as error:
         write_error(task.folder, place.rank, error)
         raise

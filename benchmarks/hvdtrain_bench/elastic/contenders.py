@@ -14,7 +14,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import require_tolerance
-from hvdtrain_bench.elastic.sizes import BATCH, RANKS
+from hvdtrain_bench.elastic.notes import BATCH, RANKS
 
 _HERE = Path(__file__).parent
 _MODULE = "hvdtrain_bench.elastic"

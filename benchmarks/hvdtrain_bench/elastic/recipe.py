@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.recipe import Recipe
-from hvdtrain_bench.elastic.sizes import SAMPLES
+from hvdtrain_bench.elastic.notes import SAMPLES, Notes
 from hvdtrain_bench.elastic.work import build_model, make_samples
 from hvdtrain_bench.elastic.worlds import begin_world
-from hvdtrain_bench.harness.notes import Notes
 
 
 class _Model(nn.Module):

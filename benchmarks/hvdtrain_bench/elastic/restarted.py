@@ -12,9 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from hvdtrain_bench.elastic.sizes import BATCH, STEPS
+from hvdtrain_bench.elastic.notes import BATCH, STEPS, Notes
 from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_samples
-from hvdtrain_bench.harness.notes import Notes
 
 STEPS_PER_CHECKPOINT = 20
 

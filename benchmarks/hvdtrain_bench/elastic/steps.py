@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch.launchers.options import require_tolerance
-from hvdtrain_bench.analysis.kills import ELASTIC, ELASTIC_STEPS, NOT_ELASTIC, NOT_ELASTIC_AGAIN
+from hvdtrain_bench.analysis.judge import ELASTIC, ELASTIC_STEPS, NOT_ELASTIC, NOT_ELASTIC_AGAIN
 from hvdtrain_bench.harness.jobs import RankLauncher, running, wait
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import MeasurementSettings

@@ -11,9 +11,8 @@ import torch
 
 import hvdtrain
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.models import MODELS, Trainer, first_weights
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.trainer import Trainer, first_weights
 
 
 def main(address: str, key: str, steps: str, threads: str) -> None:

@@ -5,10 +5,10 @@ from math import exp
 
 import numpy as np
 import pytest
-from hvdtrain_bench.analysis import kills, statistics
-from hvdtrain_bench.analysis.judge import efficiencies, is_trustworthy, rows
-from hvdtrain_bench.analysis.losses import Curve, compare_losses
-from hvdtrain_bench.harness.notes import Note
+from hvdtrain_bench.analysis import statistics
+from hvdtrain_bench.analysis.judge import Curve, compare_losses, efficiencies, is_trustworthy, rows
+from hvdtrain_bench.elastic import kills
+from hvdtrain_bench.elastic.notes import Note
 from hvdtrain_bench.harness.results import Case
 from hvdtrain_bench.harness.settings import period_of, turn_steps
 from hvdtrain_bench.harness.turns import in_turns

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from hvdtrain_bench.analysis.report import check_line
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.scaling.paper import Work, seconds_on, step_seconds
 from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
-from hvdtrain_bench.scaling.report import check_line
 from hvdtrain_bench.scaling.scheme import (
     AVERAGE,
     PRESETS,

@@ -1,4 +1,4 @@
-"""Lines about what a process of a job does, with their times; they are left when it is killed."""
+"""What the jobs train, and the notes that their processes leave when they are killed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+RANKS = 3
+BATCH = 32  # samples of each rank
+STEPS = 120  # of three ranks, in one epoch
+SAMPLES = RANKS * BATCH * STEPS
+
 
 WORLD, BEGIN, END = "world", "begin", "end"
 # What happened, when by the clock that all processes of a host share, and more.
