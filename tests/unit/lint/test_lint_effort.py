@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from hvdtrain_lint.check import check_script
+from hvdtrain_lint.command import check_script
 from lint_cases import DDP
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hvdtrain_lint.check import FINDERS, check_script
+from hvdtrain_lint.command import FINDERS, check_script
 from hvdtrain_lint.rules.rule import RULES, Finding
 from lint_cases import DDP, MISTAKES, RIGHT
 from lint_form_cases import FORM_MISTAKES, FORM_RIGHT
