@@ -58,8 +58,6 @@ class Paper:
 
 @dataclass
 class Suite:
-    """Runs benchmarks and collects their results."""
-
     # Finds the launcher of ranks; only called when ranks are started.
     find_launcher: Callable[[], RankLauncher]
     ranks: int
@@ -84,7 +82,6 @@ class Suite:
         return result
 
     def collectives(self) -> None:
-        """Compare sums of tensors."""
         result = self.run("collectives")
         self._draw("collectives", lambda plots, path: plots.plot_collectives(result, path))
 
@@ -98,7 +95,6 @@ class Suite:
         self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
 
     def exchange_losses(self) -> None:
-        """Compare the losses that small models reach with other exchanges."""
         result = self.run("exchange-loss")
         self._draw("losses-steps", lambda plots, path: plots.plot_losses(result, 0, path))
         self._draw("losses-seconds", lambda plots, path: plots.plot_losses(result, 1, path))
@@ -109,14 +105,12 @@ class Suite:
             self.run("loop", ranks)
 
     def kills(self) -> None:
-        """Measure what a killed process costs, with each library."""
         self._start()
         result = measure_kills(self.settings, self.report.line)
         self._results.append(result)
         self.report.kills(result)
 
     def elastic_steps(self) -> None:
-        """Compare steps of elastic jobs with those of others."""
         result = measure_elastic_steps(self._start(), self.ranks, self.settings, self.report.line)
         self._results.append(result)
         self.report.result(result)
@@ -136,7 +130,6 @@ class Suite:
         self._draw("scaling", lambda plots, path: plots.plot_scaling(found, checks, path))
 
     def finish(self) -> None:
-        """Write all results, and print where."""
         path = self.out / "bench.json"
         cases = [case for result in self._results for case in result.cases]
         document = {
@@ -207,7 +200,6 @@ def _as_json(result: Result) -> dict[str, Any]:
 
 
 def _describe_machine() -> dict[str, Any]:
-    """Return facts about the machine and the installed packages."""
     cores = find_cores()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),

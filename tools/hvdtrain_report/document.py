@@ -88,20 +88,14 @@ _RELOAD_SECONDS = 15
 
 
 def serve(make_page: Callable[[], str], port: int, say: Callable[[str], None]) -> None:
-    """Serve a page, made anew each time it is loaded, until Ctrl-C.
+    """Serve a page on the loopback device, made anew each time it is loaded, until Ctrl-C.
 
-    Args:
-        make_page: returns the HTML; a UsageError is shown in its place.
-        port: port to listen on, only on the loopback device; 0: a free one.
-        say: called with the address, which other users of the machine cannot guess.
+    A UsageError is shown in its place. Port 0 is a free one. Other users cannot guess the address.
     """
     place = f"/{secrets.token_urlsafe(16)}"
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers with the page at its place."""
-
         def do_GET(self) -> None:
-            """Answer a browser."""
             if not secrets.compare_digest(self.path.encode(), place.encode()):
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return

@@ -41,7 +41,6 @@ def write_page(runs: Sequence[RunFiles], path: Path) -> int:
 
 
 def page_of(runs: Sequence[RunFiles]) -> str:
-    """Return the page as HTML."""
     require_jinja("report")
     names = distinct_names([run.path for run in runs])
     return render(

@@ -101,8 +101,6 @@ _SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of the files of a run."""
-
     path: Path
     measured: RunMeasurements
     ranks: TimeBreakdown | None
@@ -121,7 +119,6 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read the files of a run."""
     metrics = [path / name for name in _METRICS if (path / name).exists()]
     if not metrics:
         _refuse(path)

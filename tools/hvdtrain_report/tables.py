@@ -127,8 +127,6 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting of all runs."""
-
     name: str
     texts: list[str]
     differs: bool

@@ -106,8 +106,6 @@ _LATE = 0.95
 
 @dataclass(frozen=True)
 class ComparedContender:
-    """A contender of a case, compared with the base."""
-
     name: str
     median: float
     comparison: Comparison | None
@@ -163,7 +161,6 @@ def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Return the figures that follow from a result."""
     kinds = {
         "collectives": _of_collectives,
         "steps": _of_steps,

@@ -39,17 +39,13 @@ _BYTES_PER_GIGABYTE = 1e9
 
 
 class ConsoleReport:
-    """Prints results on stdout."""
-
     def __init__(self) -> None:
         self._console = console()
 
     def line(self, text: str) -> None:
-        """Print a line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def machine(self, machine: dict[str, Any]) -> None:
-        """Print the description of the machine."""
         packages = ", ".join(f"{name} {found}" for name, found in machine["packages"].items())
         gibibytes = machine["memory_bytes"] / 2**30
         self.line(
@@ -60,7 +56,6 @@ class ConsoleReport:
         )
 
     def result(self, result: Result) -> None:
-        """Print the contenders, a table for each case, and the figures."""
         self._peers(result)
         for case in result.cases:
             if case.base:
@@ -68,7 +63,6 @@ class ConsoleReport:
         self._figures(figures(result))
 
     def kills(self, result: Result) -> None:
-        """Print what killed processes cost, and the figures."""
         costs = [(case.name, *_costs_of(case)) for case in result.cases]
         title = f"one of {result.ranks} processes killed: samples and time"
         self._console.print(table_of(title, _COST_COLUMNS, costs))
@@ -90,7 +84,6 @@ class ConsoleReport:
         predictions: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
         checks: Sequence[Check],
     ) -> None:
-        """Print links, predictions by the number of ranks, and what was measured of them."""
         for line in map(_link, links):
             self.line(line)
         for each in steps:

@@ -121,8 +121,6 @@ def median_interval(
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of interest."""
-
     label: str
     number: float  # the median, and the quartiles
     low: float

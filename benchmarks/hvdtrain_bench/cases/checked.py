@@ -89,8 +89,6 @@ TOLERANCE = 1e-4
 
 
 class Trains(Protocol):
-    """A model in training."""
-
     def restart(self) -> None:
         """Return to the first weights."""
 

@@ -23,7 +23,6 @@ _TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
     for key in bench.settings.models:
         for optimizer, title in _TITLES.items():
             name = f"{MODELS[key].title}, {title}"
@@ -36,8 +35,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
 
 
 class _SavedTraining:
-    """A model that all ranks train, and rank 0 saves."""
-
     def __init__(self, ranks: Ranks, key: str, optimizer: str, saver: Saver) -> None:
         self._ranks, self._saver, model = ranks, saver, MODELS[key]
         batch = model.make_batch(model.batch, seed=ranks.rank)

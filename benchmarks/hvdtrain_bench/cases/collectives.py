@@ -30,7 +30,6 @@ def size_text(nbytes: int) -> str:
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time every contender for all sizes (collective)."""
     bench.result.skipped.update(peers.skipped)
     ranks, settings = bench.ranks, bench.settings
     memory = torch.empty(max(settings.sizes_bytes) // _ITEM_BYTES)

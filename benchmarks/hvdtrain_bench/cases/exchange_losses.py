@@ -33,8 +33,6 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class TensorSamples:
-    """Samples in memory."""
-
     inputs: Tensor  # [n, ...]
     targets: Tensor  # int64 [n, ...]
 
@@ -51,8 +49,6 @@ class TensorSamples:
 
 @dataclass(frozen=True)
 class LossTask:
-    """A model, its data and its optimizer."""
-
     title: str
     data: Callable[[], tuple[TensorSamples, TensorSamples]]
     build: Callable[[], nn.Module]
@@ -140,7 +136,6 @@ Curve = list[tuple[int, float, float]]
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Train small models with every exchange, once for each seed, in turns (collective)."""
     ranks, settings = bench.ranks, bench.settings
     names = [AVERAGE, *settings.exchanges]
     for key in settings.tasks:
@@ -157,8 +152,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
 
 
 class _Training:
-    """A model that all ranks train with one exchange."""
-
     def __init__(
         self,
         ranks: Ranks,

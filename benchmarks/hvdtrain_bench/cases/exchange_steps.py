@@ -62,7 +62,6 @@ def _take_slices(
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time steps of each model with every exchange, and count what they send (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for key in settings.models:
         model = MODELS[key]
@@ -92,7 +91,6 @@ class _TrafficMeter:
         self._steps: dict[str, int] = {}
 
     def run(self, contender: Contender, steps: int) -> None:
-        """Take steps of a contender, and count them and what they send."""
         name, before = contender.name, sent_bytes(loopback=False)
         for _ in range(steps):
             contender.call()
@@ -100,7 +98,6 @@ class _TrafficMeter:
         self._steps[name] = self._steps.get(name, 0) + steps
 
     def per_step(self, name: str) -> float:
-        """Return the mean number of bytes of a step of a contender."""
         return self._sent[name] / self._steps[name]
 
 

@@ -26,11 +26,9 @@ class FirstWeights:
         self._first = self.model.get_weights()
 
     def restart(self) -> None:
-        """Return to the first weights."""
         self.model.set_weights(self._first)
 
     def moved(self) -> float:
-        """Return the sum of the absolute changes of all weights."""
         pairs = zip(self.model.get_weights(), self._first, strict=True)
         return sum(float(np.abs(now - then).sum(dtype=np.float64)) for now, then in pairs)
 
@@ -47,7 +45,6 @@ _STEPS = 8
 
 
 def measure(bench: Bench) -> None:
-    """Time `fit` of a CNN and of an MLP, if the settings include them (collective)."""
     ranks, settings = bench.ranks, bench.settings
     backend = keras.backend.backend()
     library = f"Keras {keras.__version__} on {backend}"

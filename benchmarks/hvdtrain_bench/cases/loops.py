@@ -50,15 +50,12 @@ _LR, _MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class _Task:
-    """A model, and the shape of its inputs."""
-
     title: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     batch: int
 
     def samples(self, ranks: int) -> Samples:
-        """Return data for an epoch of _STEPS steps."""
         rng = np.random.default_rng(1)
         count = _STEPS * self.batch * ranks
         inputs = rng.standard_normal((count, *self.shape), dtype=np.float32)
@@ -82,7 +79,6 @@ _TASKS = {
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time steps of the built-in loop and of a handwritten one (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for task in map(_TASKS.__getitem__, settings.loops):
         name = f"{task.title}, {task.batch} samples per rank"
@@ -138,7 +134,6 @@ class _Turns(Terminal):
         self._began = 0.0
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Begin an epoch of the built-in loop, after one of each of the others."""
         if self._epoch:
             self._note(BUILT_IN)
         if self._epoch == 1:

@@ -67,8 +67,6 @@ _CLASSES = 1000
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model and its data."""
-
     title: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], Tensor]
@@ -207,20 +205,16 @@ def first_weights(model: BenchModel) -> list[torch.Tensor]:
 
 
 def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    """Return the model and its optimizer for training without communication."""
     return module, bare_optimizer(module)
 
 
 def bare_optimizer(module: nn.Module, kind: str = "sgd", fused: bool | None = None) -> Optimizer:
-    """Return the optimizer of every contender."""
     if kind == "adam":
         return Adam(module.parameters(), lr=1e-4, fused=fused)
     return SGD(module.parameters(), lr=0.01, momentum=0.9, fused=fused)
 
 
 class Trainer:
-    """A model with an optimizer, and the batch of every step."""
-
     module: nn.Module
     optimizer: Optimizer
 
@@ -251,7 +245,6 @@ class Trainer:
         torch.manual_seed(self._seed)
 
     def loss(self) -> torch.Tensor:
-        """Return the loss of the batch."""
         return self._model.loss(self.module(self._inputs), self._targets)
 
     def step(self, between: Callable[[], object] = int) -> None:

@@ -143,7 +143,6 @@ class PeerLibraries:
 
     @property
     def library(self) -> str:
-        """Version of hvdtrain, and the libraries beneath it."""
         if self.nodes == len(self._shared.nodes):
             return f"{self._version} and no shared memory"
         return f"{self._version} and shared memory" + ("" if load_kernel() else " with numpy")
@@ -154,7 +153,6 @@ class PeerLibraries:
 
     @property
     def mpi_library(self) -> str:
-        """Version of mpi4py, and the MPI beneath it."""
         return f"mpi4py {mpi4py.__version__} on {self._mpi}"
 
     @property
@@ -164,7 +162,6 @@ class PeerLibraries:
 
     @property
     def communicator(self) -> Communicator:
-        """A communicator of engine mpi of its own."""
         return self._shared.communicator
 
     def engine(self, name: str) -> Peer:

@@ -124,7 +124,6 @@ class _Phases:
         self._backward_started = self._copying = 0.0
 
     def restart(self) -> None:
-        """Restore the first weights, and begin a turn."""
         self._trainer.restart()
         self._turns.append({phase: [] for phase in _PHASES})
         if not self._ready:
@@ -149,7 +148,6 @@ class _Phases:
         return copy
 
     def step(self) -> None:
-        """Train one step."""
         trainer = self._trainer
         started = time.perf_counter()
         trainer.optimizer.zero_grad()
@@ -177,7 +175,6 @@ class _Phases:
         }
 
     def specs(self) -> list[ParameterSpec]:
-        """Return the parameters of the model."""
         return [
             ParameterSpec(
                 str(number), tuple(p.shape), tuple(p.stride()), DType.FLOAT32, "float32", "cpu"

@@ -47,7 +47,6 @@ _HAS_REPLICATE = find_spec("torch.distributed._composable.replicate_with_fsdp") 
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time a step of each model with every library (collective)."""
     peers.start_deepspeed(bench.ranks)
     bench.result.skipped.update(peers.skipped)
     if not _HAS_REPLICATE:

@@ -79,7 +79,6 @@ class TensorFlowTrainer(FirstWeights):
                 variable.assign(np.zeros(variable.shape, np.float32))
 
     def step(self) -> None:
-        """Take a step, and wait for its loss."""
         self._step(*self._batch).numpy()
 
 

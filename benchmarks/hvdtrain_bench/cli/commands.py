@@ -80,18 +80,15 @@ def benchmark_options(function: Command) -> Command:
 
 
 def models_option(known: Sequence[str] = MODELS) -> Callable[[Command], Command]:
-    """Return the option that names models."""
     return click.option("models", "--model", multiple=True, type=click.Choice(known), help=ALL_HELP)
 
 
 def exchanges_option(text: str) -> Callable[[Command], Command]:
-    """Return the option that names exchanges."""
     name = "NAME[:KEY=VALUE,...]"
     return click.option("exchanges", "--exchange", multiple=True, metavar=name, help=text)
 
 
 def require_exchanges(texts: Sequence[str]) -> None:
-    """Check exchanges of the command line."""
     for text in texts:
         try:
             make_exchange(text)
@@ -104,7 +101,6 @@ def run_suite(
     options: BenchOptions,
     **changes: int | Sequence[int | str] | None,
 ) -> int:
-    """Run a benchmark and return the exit code."""
     ranks = _ranks(options)
     settings = QUICK if options.quick else DEFAULT
     if options.repeats is not None:
@@ -232,7 +228,6 @@ def _with_trees(link: Link | None, trees: bool) -> Link | None:
 
 
 def _own_link(latency_us: float | None, gigabytes: float | None) -> Link | None:
-    """Return the link that the user describes, or None."""
     if latency_us is None and gigabytes is None:
         return None
     if latency_us is None or gigabytes is None:
@@ -246,7 +241,6 @@ def _own_link(latency_us: float | None, gigabytes: float | None) -> Link | None:
 
 
 def _own_work(phases_ms: Sequence[float | None], megabytes: float | None) -> tuple[Work, ...]:
-    """Return the step that the user describes, if any."""
     figures = (*phases_ms, megabytes)
     if all(value is None for value in figures):
         return ()

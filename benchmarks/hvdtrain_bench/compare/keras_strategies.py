@@ -131,7 +131,6 @@ _WAYS: Mapping[str, Callable[[ContenderTask, ProcessPlace], _Differences]] = {
 
 
 def train(task: ContenderTask, place: ProcessPlace) -> RankResult:
-    """Train as a strategy does."""
     differences = _WAYS[task.strategy](task, place)
 
     from hvdtrain_bench.compare.keras_training import Approach, train_keras

@@ -31,8 +31,6 @@ from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankRes
 
 @dataclass(frozen=True)
 class Approach:
-    """A strategy for Keras."""
-
     library: str
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: Callable[[Any], Any] = lambda optimizer: optimizer
@@ -49,8 +47,6 @@ _FIRST_WEIGHTS = "first_weights.npz"
 
 @dataclass(frozen=True)
 class KerasProblem:
-    """What is trained, the same for every strategy."""
-
     place: ProcessPlace
     recipe: Recipe
     plan: StepPlan
@@ -62,14 +58,12 @@ class KerasProblem:
         return -(-self.plan.global_batch_size // self.place.size)
 
     def read(self, data: Any, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
-        """Return the inputs and targets of samples."""
         augment = self.recipe.augment if data is self.recipe.train else None
         reader = SampleReader(data, self.options.dtype, self.options.seed, augment)
         return reader.read(rows, epoch)
 
 
 def make_problem(task: ContenderTask, place: ProcessPlace, approach: Approach) -> KerasProblem:
-    """Build and compile the recipe."""
     options = task.options
     alone = Topology.from_nodes(0, [0], ["localhost"])
     make_recipe = load_recipe(options)

@@ -44,7 +44,6 @@ class StepMeter:
         self._check_after, self._started, self._first = check_after, 0.0, 0
 
     def begin(self) -> None:
-        """Begin the first step of an epoch."""
         self._started = time.perf_counter()
 
     def end_step(self, weights: Callable[[], Weights]) -> None:
@@ -71,7 +70,6 @@ class StepMeter:
     def result(
         self, task: ContenderTask, place: ProcessPlace, final: Callable[[], Weights], **others: Any
     ) -> RankResult:
-        """Return what was measured, with the final weights, and what else is known."""
         keeps, steps = task.keeps_weights and place.rank == 0, len(self.seconds) - 1
         return RankResult(
             step_seconds=self.seconds,
@@ -90,8 +88,6 @@ EVALUATED_TOGETHER = 128
 
 
 class Division(Protocol):
-    """Divides samples among processes."""
-
     def train_shares(self, order: Indices) -> list[Indices]:
         """Return the samples of this process for each step of an epoch."""
 

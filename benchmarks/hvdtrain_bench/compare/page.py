@@ -50,12 +50,10 @@ def score_text(name: str, value: float) -> str:
 
 
 def time_columns(base: str) -> list[str]:
-    """Return the titles of the columns of times."""
     return ["", "step", "interval", f"/ {base}", "", "epoch", "memory", "sent", "lines"]
 
 
 def time_cells(row: Row, base: Row) -> list[str]:
-    """Return the cells of a contender that has run."""
     assert row.step is not None
     ratio = "1" if row is base else "-" if row.ratio is None else ratio_text(row.ratio)
     return [
@@ -72,14 +70,12 @@ def time_cells(row: Row, base: Row) -> list[str]:
 
 
 def result_columns(ran: Sequence[Row]) -> list[str]:
-    """Return the titles of the columns of results."""
     steps = next((row.difference.steps for row in ran if row.difference is not None), 0)
     scores = list(ran[0].scores or {}) if ran else []
     return ["", f"|w - w'|, {steps} steps", "at the end", "trained", "evaluated", *scores]
 
 
 def result_cells(row: Row) -> list[str]:
-    """Return the cells of a contender that has run."""
     difference = row.difference
     return [
         row.label,
@@ -115,8 +111,6 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Mark:
-    """One contender in a chart."""
-
     label: str
     value: float
     text: str

@@ -19,16 +19,12 @@ from hvdtrain.train.options import TrainOptions
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """The place of a process among those of its contender."""
-
     rank: int
     size: int
 
 
 @dataclass(frozen=True)
 class ContenderTask:
-    """What the processes of a contender do."""
-
     strategy: str
     variant: str
     options: TrainOptions
@@ -44,8 +40,6 @@ Weights = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank has measured."""
-
     library: str
     samples: int
     test_samples: int
@@ -69,7 +63,6 @@ def write_task(path: Path, task: ContenderTask) -> None:
 
 
 def read_task(path: Path) -> ContenderTask:
-    """Read what this process shall do."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     options = found["options"]
     options |= {name: options[name] and Path(options[name]) for name in ("data_dir", "out")}
@@ -84,18 +77,15 @@ def write_result(path: Path, result: RankResult) -> None:
 
 
 def read_result(path: Path) -> RankResult:
-    """Read what a rank has measured."""
     found: RankResult = pickle.loads(path.read_bytes())
     return found
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Return the file of a rank's result."""
     return folder / f"rank.{rank}.result"
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Return the file with the error of a rank."""
     return folder / f"rank.{rank}.error"
 
 

@@ -13,8 +13,6 @@ from hvdtrain.errors import UsageError
 
 
 class Launch(Enum):
-    """How the processes of a strategy are started."""
-
     MPI = "mpirun"
     PROCESSES = "processes with RANK, WORLD_SIZE and MASTER_ADDR, as torchrun starts them"
     ONE = "one process"
@@ -22,8 +20,6 @@ class Launch(Enum):
 
 @dataclass(frozen=True)
 class Need:
-    """A package that a strategy needs."""
-
     module: str
     install: str
 
@@ -46,8 +42,6 @@ JAX = Need("jax", "pip install jax")
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to train on several processes."""
-
     name: str
     summary: str
     code: str = ""
@@ -64,7 +58,6 @@ class Strategy:
         return sum(1 for line in lines if line and not line.startswith("#"))
 
     def processes(self, ranks: int) -> int:
-        """Return the number of processes that train, for so many ranks."""
         return 1 if self.launch is Launch.ONE or self.helpers else ranks
 
     def roles(self, ranks: int) -> list[str]:
@@ -278,7 +271,6 @@ STRATEGIES: Mapping[str, Mapping[str, Strategy]] = {
 
 
 def find_strategy(framework: str, name: str) -> Strategy:
-    """Return the strategy of this name, the reference included."""
     reference = REFERENCES[framework]
     return reference if name == reference.name else STRATEGIES[framework][name]
 

@@ -42,8 +42,6 @@ from hvdtrain_bench.compare.strategies import PERIOD_STEPS, WARM_UP_STEPS
 
 @dataclass(frozen=True)
 class TorchProblem:
-    """What is trained, the same for every strategy."""
-
     place: ProcessPlace
     ranks: int
     variant: str
@@ -53,7 +51,6 @@ class TorchProblem:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model."""
         model: torch.nn.Module = self.recipe.model
         return model
 
@@ -63,15 +60,12 @@ class TorchProblem:
         return self.plan.global_batch_size
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer of the recipe or of the options for a model."""
         return plain_optimizer(self.recipe, model, self.options)
 
     def train_source(self) -> Source:
-        """Return what reads the training samples."""
         return self._source(self.recipe.train, self.recipe.augment)
 
     def test_source(self) -> Source:
-        """Return what reads the test samples."""
         return self._source(self.recipe.test, None)
 
     def _source(self, data: Any, augment: Any) -> Source:
@@ -143,27 +137,22 @@ class TorchTrainer:
         self._ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step."""
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = rate * ratio
 
     def step(self, inputs: Any, targets: Any, samples: int) -> None:
-        """Train one step, together with the other processes."""
         self.optimizer.zero_grad()
         self.backward(self.loss(inputs, targets))
         self.optimizer.step()
 
     def loss(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss of a batch."""
         loss: torch.Tensor = self.problem.recipe.loss(self.outputs(inputs), targets)
         return loss
 
     def outputs(self, inputs: Any) -> Any:
-        """Return the outputs of the model."""
         return call_model(self.model, inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a loss."""
         loss.backward()
 
     def settle(self) -> None:

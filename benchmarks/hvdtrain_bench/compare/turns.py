@@ -89,8 +89,6 @@ _ERROR = re.compile(r"(\S+: )?([\w.]*\.)?\w*(Error|Exception)\b")
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a contender."""
-
     ranks: tuple[RankResult, ...]
 
     @property
@@ -166,8 +164,6 @@ def largest_difference(one: Weights, other: Weights) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of all turns of one contender."""
-
     contender: StrategyContender
     turns: tuple[Turn, ...]
     failure: str = ""
@@ -176,8 +172,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CommonSettings:
-    """What all contenders have in common."""
-
     options: TrainOptions
     ranks: int
     repeats: int

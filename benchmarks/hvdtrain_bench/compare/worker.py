@@ -20,7 +20,6 @@ from hvdtrain_bench.compare.strategies import Launch, find_strategy
 
 
 def main(file: str) -> None:
-    """Train, and write what was measured, or the error."""
     task = read_task(Path(file))
     options = task.options
     strategy = find_strategy(options.framework, task.strategy)

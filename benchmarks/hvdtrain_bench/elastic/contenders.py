@@ -24,8 +24,6 @@ _NAMES = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class ElasticContender:
-    """A way to train on when a process is killed."""
-
     name: str
     needs: str  # what it needs beside the script
     # Returns the command line of a job with the folder for its notes.

@@ -31,8 +31,6 @@ class UnfinishedJobError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """The cost of one killed process."""
-
     # Time from the kill to the end of the first step on samples that were not used before it, on
     # the last rank.
     seconds: float

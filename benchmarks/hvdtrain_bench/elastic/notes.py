@@ -21,14 +21,11 @@ Note = dict[str, Any]
 
 
 class Notes:
-    """Appends lines to a file of this process."""
-
     def __init__(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def add(self, event: str, **values: Any) -> None:
-        """Append a line."""
         line: Note = {"event": event, "at": time.monotonic(), **values}
         os.write(self._file, f"{json.dumps(line)}\n".encode())
 

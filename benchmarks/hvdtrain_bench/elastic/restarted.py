@@ -19,7 +19,6 @@ STEPS_PER_CHECKPOINT = 20
 
 
 def main(folder: str) -> None:
-    """Train one epoch, from the last checkpoint if there is one."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -16,7 +16,6 @@ from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_sample
 
 
 def main(library: str, folder: str) -> None:
-    """Train one epoch, and commit after each step."""
     hvd: Any = importlib.import_module(library)
     hvd.init()
     torch.set_num_threads(1)

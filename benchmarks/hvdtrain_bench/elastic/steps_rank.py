@@ -16,7 +16,6 @@ from hvdtrain_bench.cases.steps import with_hvdtrain
 
 
 def main(address: str, key: str, steps: str, threads: str) -> None:
-    """Train some steps whenever the other side asks for it, and tell it how long one took."""
     hvd.init(engine="mpi")
     torch.set_num_threads(int(threads))
 

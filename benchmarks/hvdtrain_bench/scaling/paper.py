@@ -51,7 +51,6 @@ class PredictionInterval:
     high: float
 
     def contains(self, value: float) -> bool:
-        """Return whether a value lies in it."""
         return self.low <= value <= self.high
 
 
@@ -76,8 +75,6 @@ _PERFECT = Link("perfect", 0.0, inf)
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank in a step."""
-
     name: str
     forward_seconds: float
     backward_seconds: float  # time of the backward pass without communication
@@ -91,7 +88,6 @@ class Work:
 
     @property
     def compute_seconds(self) -> float:
-        """Step time of one rank alone."""
         return self.forward_seconds + self.backward_seconds + self.optimizer_seconds
 
     def slowed(self, factor: float) -> Work:

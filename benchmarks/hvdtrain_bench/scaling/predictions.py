@@ -43,7 +43,6 @@ class Steps:
     schemes: Sequence[Scheme] = (AVERAGE,)
 
     def with_jitter(self, seconds: float) -> Steps:
-        """Return the same with another variation between ranks."""
         alone, works = (
             [replace(work, jitter_seconds=seconds) for work in each]
             for each in (self.alone, self.works)
@@ -53,8 +52,6 @@ class Steps:
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction and its measurement."""
-
     model: str
     scheme: str
     ranks: int
@@ -172,7 +169,6 @@ def scaling_document(
     found: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
-    """Return the results in a form that JSON can represent."""
     return {
         "links": [
             {

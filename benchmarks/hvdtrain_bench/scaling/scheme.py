@@ -25,8 +25,6 @@ from hvdtrain_bench.harness.settings import SHARDED, period_of
 
 @dataclass(frozen=True)
 class Link:
-    """A link between ranks."""
-
     name: str
     latency_seconds: float
     bytes_per_second: float  # bandwidth in each direction
@@ -122,18 +120,14 @@ AVERAGE = Scheme("average")
 
 @dataclass(frozen=True)
 class Cluster:
-    """What connects ranks."""
-
     network: Link  # link between nodes, or between all ranks if each has a card of its own
     node: Link | None = None  # link between the ranks of a node; None if each has a card of its own
     ranks_per_node: int = 1
 
     def on_node(self, ranks: int) -> int:
-        """Return how many of so many ranks are on one node."""
         return min(ranks, self.ranks_per_node)
 
     def nodes(self, ranks: int) -> int:
-        """Return the number of nodes of so many ranks."""
         return -(-ranks // self.on_node(ranks))
 
 

@@ -187,7 +187,6 @@ def interface_of(full: str) -> tuple[str, str, list[str]] | None:
 
 
 def modules_of(module: ast.Module) -> Iterator[str]:
-    """Yield the names of the modules that a module imports."""
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -161,7 +161,6 @@ class Tree:
         return self.frame(node, *FUNCTIONS)  # type: ignore[return-value]
 
     def root(self, node: ast.AST) -> ast.AST:
-        """Return the module that holds `node`."""
         return self.frame(node, ast.Module)
 
     def own(self, scope: Scope) -> Iterator[ast.AST]:
@@ -200,7 +199,6 @@ def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def calls_in(*nodes: ast.AST) -> list[ast.Call]:
-    """Return the calls in nodes."""
     return [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Call)]
 
 

@@ -175,7 +175,6 @@ class Values(Names):
         return default if value is None else constant(ends[0]) if len(ends) == 1 else ""
 
     def arguments(self, call: ast.Call) -> list[ast.expr]:
-        """Return all arguments of a call."""
         args, named = self.given(call)
         return [*args, *named.values()]
 
