@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 Spec = dict[str, Any]
@@ -21,13 +20,13 @@ KINDS = [
 EVENTS = ["freeze", "add", "reload", "rate", "model", "broadcast", "evaluate", "wrap", "resume"]
 
 
-class _Draw(random.Random):
+class Draw(random.Random):
     def maybe(self, probability: float) -> bool:
         return self.random() < probability
 
 
 def draw(seed: int) -> Spec:
-    d = _Draw(f"{seed}")
+    d = Draw(f"{seed}")
     program: Spec = {"layers": [_layer(d) for _ in range(d.randint(1, 5))]}
     layers = program["layers"]
     if not any(layer["kind"] == "linear" for layer in layers):
@@ -75,7 +74,7 @@ def draw(seed: int) -> Spec:
     return program
 
 
-def _layer(d: _Draw) -> Spec:
+def _layer(d: Draw) -> Spec:
     layer: Spec = {"kind": d.choice(KINDS)}
     if layer["kind"] == "embedding" and d.maybe(0.6):
         layer["sparse"] = True
@@ -97,7 +96,7 @@ def _layer(d: _Draw) -> Spec:
     return layer
 
 
-def _steps(d: _Draw, program: Spec) -> None:
+def _steps(d: Draw, program: Spec) -> None:
     program["steps"] = []
     for number in range(d.randint(1, 4)):
         step: Spec = {"seed": number, "rows": [d.randint(1, 4) for _ in range(d.randint(1, 4))]}
@@ -144,7 +143,7 @@ def _partial(program: Spec) -> bool:
     return odd or any(0 in step["rows"] for step in steps) or "join" in program
 
 
-def _settle(d: _Draw, program: Spec) -> None:
+def _settle(d: Draw, program: Spec) -> None:
     """Leave out what programs must not do."""
     layers, steps = program["layers"], program["steps"]
     kinds = {layer["kind"] for layer in layers}
@@ -282,12 +281,3 @@ def _settle(d: _Draw, program: Spec) -> None:
 def _limit(program: Spec, names: list[str]) -> None:
     """Take other optimizers for those with other names."""
     program["optimizers"] = [n if n in names else "sgd" for n in program["optimizers"]]
-
-
-# Features that are known to go wrong: the test draws no program that has them all.
-KNOWN: dict[str, Callable[[Spec], bool]] = {}
-
-
-def known(program: Spec) -> str | None:
-    """Return which known fault a program may run into."""
-    return next((name for name, applies in KNOWN.items() if applies(program)), None)
