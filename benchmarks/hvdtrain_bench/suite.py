@@ -117,7 +117,11 @@ class Suite:
 
     def scaling(self, paper: Paper) -> None:
         """Predict 1 to 4,096 ranks, and check the predictions that can be measured here."""
-        profiles = self._profiles(paper) if paper.needs_ranks else []
+        profiles: list[Result] = []
+        if paper.needs_ranks:
+            models = () if paper.works else self.settings.models
+            settings = replace(self.settings, models=models, exchanges=paper.schemes)
+            profiles = [self._measure("profile", ranks, settings) for ranks in self._counts()]
         steps = _steps(paper, profiles)
         here = _widest_link(profiles) if profiles else []
         links = [here if link is None else [link] for link in paper.links]
@@ -140,11 +144,6 @@ class Suite:
         }
         write_json(path, document)
         self.report.line(f"written: {path}")
-
-    def _profiles(self, paper: Paper) -> list[Result]:
-        models = () if paper.works else self.settings.models
-        settings = replace(self.settings, models=models, exchanges=paper.schemes)
-        return [self._measure("profile", ranks, settings) for ranks in self._counts()]
 
     def _counts(self) -> Sequence[int]:
         return [1 << power for power in range(1, self.ranks.bit_length())]
@@ -179,8 +178,13 @@ def _steps(paper: Paper, profiles: Sequence[Result]) -> list[Steps]:
     for work in paper.works:
         schemes = [AVERAGE, *(scheme_of_any_model(name) for name in paper.schemes)]
         steps.append(Steps([work], [work], schemes))
-    jitter = paper.jitter_seconds
-    return steps if jitter is None else [each.with_jitter(jitter) for each in steps]
+    if paper.jitter_seconds is None:
+        return steps
+
+    def jittered(works: Sequence[Work]) -> list[Work]:
+        return [replace(work, jitter_seconds=paper.jitter_seconds) for work in works]
+
+    return [Steps(jittered(each.alone), jittered(each.works), each.schemes) for each in steps]
 
 
 def _widest_link(profiles: Sequence[Result]) -> list[Link]:

@@ -174,30 +174,23 @@ class _Training:
     def curve(self, test: TensorSamples) -> Curve:
         """Train, and return the losses of the test samples on the way (collective)."""
         points: Curve = [(0, 0.0, self._loss(test))]
-        seconds, each = 0.0, self._settings.steps_per_turn
+        seconds, each, factor = 0.0, self._settings.steps_per_turn, self._task.factor
         for number in range(self._settings.points):
             self._ranks.meet()
             began = time.perf_counter()
             for step in range(number * each, (number + 1) * each):
-                self._set_rate(step)
-                self._step()
+                if factor is not None:
+                    for group in self._optimizer.param_groups:
+                        rate = group.setdefault("initial_lr", group["lr"])
+                        group["lr"] = rate * factor(step, self._settings.points * each)
+                inputs, targets = next(self._batches)
+                self._optimizer.zero_grad()
+                F.cross_entropy(self._module(inputs), targets).backward()
+                self._optimizer.step()
             self._optimizer.flush()
             seconds += self._ranks.largest(time.perf_counter() - began)
             points.append(((number + 1) * each, seconds, self._loss(test)))
         return points
-
-    def _set_rate(self, step: int) -> None:
-        factor = self._task.factor
-        if factor is not None:
-            steps = self._settings.points * self._settings.steps_per_turn
-            for group in self._optimizer.param_groups:
-                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor(step, steps)
-
-    def _step(self) -> None:
-        inputs, targets = next(self._batches)
-        self._optimizer.zero_grad()
-        F.cross_entropy(self._module(inputs), targets).backward()
-        self._optimizer.step()
 
     def _loss(self, test: TensorSamples) -> float:
         """Return the mean loss of the test samples; rank 0 computes it (collective)."""

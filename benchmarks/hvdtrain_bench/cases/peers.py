@@ -95,7 +95,7 @@ class PeerLibraries:
 
     def __init__(self, ranks: Ranks) -> None:
         here = context.current()
-        self._mpi = here.library.partition(" (")[0]
+        mpi = here.library.partition(" (")[0]
         self.skipped: dict[str, str] = {}
         self.horovod = find_horovod(ranks, "torch", hvd, self.skipped)
         self._shared = open_world("mpi", here.config, os.environ)
@@ -103,6 +103,14 @@ class PeerLibraries:
         self._numpy = open_world("mpi", replace(here.config, shared_memory="numpy"), os.environ)
         self._leave = _start_gloo(here.config)
         self.deepspeed = ""
+        self.communicator = self._shared.communicator
+        self.nodes = len(set(self._shared.nodes))  # groups of ranks that share memory
+        self._version = f"hvdtrain {hvdtrain.__version__} on {mpi}"
+        memory = "shared memory" if load_kernel() else "shared memory with numpy"
+        alone = self.nodes == len(self._shared.nodes)
+        self.library = f"{self._version} and {'no shared memory' if alone else memory}"
+        self.mpi_library = f"mpi4py {mpi4py.__version__} on {mpi}"
+        self.gloo_library = f"torch {torch.__version__}, gloo"
 
     def close(self) -> None:
         """Shut down all libraries but hvdtrain (collective)."""
@@ -136,34 +144,6 @@ class PeerLibraries:
                 segment.unlink()
         self.deepspeed = f"DeepSpeed {version}"
 
-    @property
-    def nodes(self) -> int:
-        """Number of groups of ranks that share memory."""
-        return len(set(self._shared.nodes))
-
-    @property
-    def library(self) -> str:
-        if self.nodes == len(self._shared.nodes):
-            return f"{self._version} and no shared memory"
-        return f"{self._version} and shared memory" + ("" if load_kernel() else " with numpy")
-
-    @property
-    def _version(self) -> str:
-        return f"hvdtrain {hvdtrain.__version__} on {self._mpi}"
-
-    @property
-    def mpi_library(self) -> str:
-        return f"mpi4py {mpi4py.__version__} on {self._mpi}"
-
-    @property
-    def gloo_library(self) -> str:
-        """Name and version of the library beneath DDP."""
-        return f"torch {torch.__version__}, gloo"
-
-    @property
-    def communicator(self) -> Communicator:
-        return self._shared.communicator
-
     def engine(self, name: str) -> Peer:
         """Return the engine mpi beneath hvdtrain.torch, for any memory."""
         return Peer(name, self.library, _engine_reduce(self._shared.communicator))
@@ -196,25 +176,15 @@ class PeerLibraries:
                 _engine_reduce(self._plain.communicator),
             ),
         ]
+        if (horovod := self.horovod) is not None:
+            its = horovod.hvd
+            for name in ("allreduce", "allreduce_"):
+                reduce = partial(getattr(its, name), name="x", op=its.Sum)
+                own.append(Peer(f"Horovod {name}", horovod.library, reduce, turn=horovod.turn))
         return [
             *own,
-            *self._horovods(),
             Peer("gloo all_reduce", self.gloo_library, _gloo_reduce),
             Peer("mpi4py Allreduce", self.mpi_library, _mpi_reduce),
-        ]
-
-    def _horovods(self) -> list[Peer]:
-        horovod = self.horovod
-        if horovod is None:
-            return []
-        its, library, turn = horovod.hvd, horovod.library, horovod.turn
-
-        def peer(name: str, reduce: Callable[..., torch.Tensor]) -> Peer:
-            return Peer(name, library, lambda x: reduce(x, name="x", op=its.Sum), turn=turn)
-
-        return [
-            peer("Horovod allreduce", its.allreduce),
-            peer("Horovod allreduce_", its.allreduce_),
         ]
 
 

@@ -93,14 +93,18 @@ def _measure_model(bench: Bench, peers: PeerLibraries, key: str) -> dict[str, An
     own = Trainer(model, weights, batch, bare, ranks.rank)
     phases = _Phases(own, torch.as_tensor(memory).view(torch.float32), peers.communicator)
     torch_library = f"torch {torch.__version__}"
-    contenders = [Contender(_COPIED, torch_library, phases.restart, phases.step, _pass, meets=True)]
+    contenders = [
+        Contender(_COPIED, torch_library, phases.restart, phases.step, lambda _: None, meets=True)
+    ]
     periods = {_COPIED: 1, HVDTRAIN: 1} | {text: period_of(text) for text in settings.exchanges}
     for name in (HVDTRAIN, *settings.exchanges):
         exchange = None if name in (HVDTRAIN, SHARDED) else name
         wrap = partial(with_hvdtrain, sharded=name == SHARDED, exchange=exchange)
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         step = partial(_repeat, trainer.step, periods[name])
-        contenders.append(Contender(name, peers.library, trainer.restart, step, _pass, meets=True))
+        contenders.append(
+            Contender(name, peers.library, trainer.restart, step, lambda _: None, meets=True)
+        )
     turns = bench.take_turns(contenders, fewest_calls=PROFILE_STEPS * settings.steps_per_turn)
     seconds = {name: [value / periods[name] for value in values] for name, values in turns.items()}
     bench.add(model.title, seconds, _COPIED, model=key, title=model.title, samples=model.batch)
@@ -204,7 +208,3 @@ def _work_of_turn(ranks: Ranks, turn: dict[str, list[float]]) -> dict[str, float
     }
     totals = [sum(phases) for phases in zip(*turn.values(), strict=True)]
     return {**medians, "jitter_seconds": jitter_seconds(ranks.all_of(totals))}
-
-
-def _pass(_: int) -> None:
-    pass

@@ -22,10 +22,6 @@ class SampleCount:
     lost: int
 
     @property
-    def exact(self) -> bool:
-        return self.duplicates == 0 and self.lost == 0
-
-    @property
     def text(self) -> str:
         parts = [f"{self.seen}"]
         if self.duplicates:

@@ -62,13 +62,8 @@ class TorchProblem:
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return plain_optimizer(self.recipe, model, self.options)
 
-    def train_source(self) -> Source:
-        return self._source(self.recipe.train, self.recipe.augment)
-
-    def test_source(self) -> Source:
-        return self._source(self.recipe.test, None)
-
-    def _source(self, data: Any, augment: Any) -> Source:
+    def source(self, data: Any, augment: Any = None) -> Source:
+        """Return what reads training or test samples."""
         move = partial(move_to, device=torch.device("cpu"), dtype=_dtype(self.options))
         return make_source(data, move, self.options.seed, 0, augment, self.recipe.collate)
 
@@ -233,9 +228,10 @@ def _train_epoch(trainer: TorchTrainer, epoch: int, meter: StepMeter) -> None:
         Step(number, own, [Microbatch(problem.place.rank, own)])
         for number, own in enumerate(shares, len(meter.seconds))
     ]
+    source = problem.source(problem.recipe.train, problem.recipe.augment)
     trainer.model.train()
     meter.begin()
-    for step, (batch,) in problem.train_source().batches(steps, epoch):
+    for step, (batch,) in source.batches(steps, epoch):
         trainer.set_rate(problem.plan.lr(step.number))
         trainer.step(batch.inputs, batch.targets, len(step.samples))
         meter.end_step(trainer.weights)
@@ -256,7 +252,7 @@ def _evaluate(trainer: TorchTrainer) -> tuple[Indices, Mapping[str, tuple[float,
     sums = {name: np.zeros(2) for name in ("loss", *accuracies)}
     trainer.model.eval()
     with torch.no_grad():
-        for step, (batch,) in problem.test_source().batches(steps, 0):
+        for step, (batch,) in problem.source(recipe.test).batches(steps, 0):
             outputs, samples = trainer.outputs(batch.inputs), len(step.samples)
             loss = float(recipe.loss(outputs, batch.targets))
             sums["loss"] += (loss * samples, samples)

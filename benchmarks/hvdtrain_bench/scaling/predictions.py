@@ -42,13 +42,6 @@ class Steps:
     works: Sequence[Work]  # the same of one rank among others, as many
     schemes: Sequence[Scheme] = (AVERAGE,)
 
-    def with_jitter(self, seconds: float) -> Steps:
-        alone, works = (
-            [replace(work, jitter_seconds=seconds) for work in each]
-            for each in (self.alone, self.works)
-        )
-        return Steps(alone, works, self.schemes)
-
 
 @dataclass(frozen=True)
 class Check:
