@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from channel_operations import Made, Value, make
-from channel_program import NEVER, Act, Planned, Program
+from channel_program import NEVER, Act, Made, Planned, Program, Value, make
 from meeting_engine import EngineFault, EngineFaultError, Group, MeetingCommunicator
 
 from hvdtrain.core.agreement.channel import Channel

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from channel_operations import Value, data, rows
 from channel_player import Fault, Outcome, Player, Record
-from channel_program import BARRIER, OTHER, Planned, Program, make_program
+from channel_program import BARRIER, OTHER, Planned, Program, Value, data, make_program, rows
 from meeting_engine import PROGRAM, EngineFault, EngineFaultError, Group, Referee
 
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
