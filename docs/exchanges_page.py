@@ -17,10 +17,11 @@ from hvdtrain_bench.analysis.judge import (
     AVERAGE,
     AVERAGE_AGAIN,
     NO_COMMUNICATION,
+    Comparison,
+    compare,
     compare_losses,
     is_trustworthy,
 )
-from hvdtrain_bench.analysis.statistics import Comparison, compare
 from hvdtrain_bench.harness.results import Case, Result, result_of
 
 PAGE = Path(__file__).parent / "exchanges" / "measured.md"

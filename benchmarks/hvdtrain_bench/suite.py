@@ -21,7 +21,7 @@ from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import MeasurementSettings
-from hvdtrain_bench.scaling.paper import Work
+from hvdtrain_bench.scaling.paper import AVERAGE, PRESETS, Link, Work, scheme_of_any_model
 from hvdtrain_bench.scaling.predictions import (
     Steps,
     check_predictions,
@@ -30,7 +30,6 @@ from hvdtrain_bench.scaling.predictions import (
     scaling_document,
     steps_of,
 )
-from hvdtrain_bench.scaling.scheme import AVERAGE, PRESETS, Link, scheme_of_any_model
 
 _PACKAGES = (
     *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),

@@ -7,18 +7,25 @@ from statistics import median
 from typing import Any
 
 from hvdtrain_bench.analysis.judge import (
+    Figure,
     efficiencies,
     figures,
     is_trustworthy,
     late_of,
     rows,
 )
-from hvdtrain_bench.analysis.statistics import Figure
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.text import console, ends_text, interval_text, table_of, time_text
-from hvdtrain_bench.scaling.paper import COVERAGE, PredictionInterval, StepPrediction, interval_of
+from hvdtrain_bench.scaling.paper import (
+    AVERAGE,
+    COVERAGE,
+    Link,
+    PredictionInterval,
+    Scheme,
+    StepPrediction,
+    interval_of,
+)
 from hvdtrain_bench.scaling.predictions import Check, Steps
-from hvdtrain_bench.scaling.scheme import AVERAGE, Link, Scheme
 
 _CHECK_COLUMNS = ("", "exchange", "ranks", "predicted", "measured", "error", "turns inside")
 _PHASES = {

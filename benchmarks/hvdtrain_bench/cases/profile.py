@@ -26,9 +26,8 @@ from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, period_of
 from hvdtrain_bench.harness.turns import Bench, Contender
-from hvdtrain_bench.scaling.paper import jitter_seconds
+from hvdtrain_bench.scaling.paper import jitter_seconds, measured_scheme
 from hvdtrain_bench.scaling.predictions import HVDTRAIN
-from hvdtrain_bench.scaling.scheme import measured_scheme
 
 _ITEM_BYTES = 4
 _LINK_BYTES = (1 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)

@@ -32,8 +32,7 @@ from hvdtrain_bench.harness.settings import (
     TASKS,
     period_of,
 )
-from hvdtrain_bench.scaling.paper import Work, even_work
-from hvdtrain_bench.scaling.scheme import PRESETS, Link
+from hvdtrain_bench.scaling.paper import PRESETS, Link, Work, even_work
 from hvdtrain_bench.suite import Paper, Suite
 
 ALL_HELP = "Instead of all; more than one may be given."

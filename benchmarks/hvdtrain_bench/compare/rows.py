@@ -9,8 +9,7 @@ from statistics import median
 import numpy as np
 
 from hvdtrain.data.sampling import Indices
-from hvdtrain_bench.analysis.judge import compared
-from hvdtrain_bench.analysis.statistics import noise_of, paired_ratios, spread
+from hvdtrain_bench.analysis.judge import compared, noise_of, paired_ratios, spread
 from hvdtrain_bench.compare.turns import Difference, Outcome, Turn
 
 

@@ -76,7 +76,7 @@ class MeasurementSettings:
         return cls(**{**found, **lists})
 
 
-# With 12 repeats or more one outlier does not hide a difference (see statistics.py).
+# With 12 repeats or more one outlier does not hide a difference (see judge.py).
 DEFAULT = MeasurementSettings(
     repeats=12,
     seconds_per_turn=0.05,

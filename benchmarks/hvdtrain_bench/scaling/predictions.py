@@ -10,21 +10,19 @@ from typing import Any
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.results import Result
 from hvdtrain_bench.scaling.paper import (
-    PredictionInterval,
-    StepPrediction,
-    Work,
-    drawn,
-    interval_of,
-    predict,
-    seconds_on,
-)
-from hvdtrain_bench.scaling.scheme import (
     AVERAGE,
     Cluster,
     Link,
+    PredictionInterval,
     Scheme,
+    StepPrediction,
+    Work,
     allreduce_seconds,
+    drawn,
     fit_link,
+    interval_of,
+    predict,
+    seconds_on,
 )
 
 RANKS = tuple(1 << power for power in range(13))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
+from hvdtrain_bench.analysis.judge import WITHIN_THE_NOISE
 from hvdtrain_bench.compare import protocol
 from hvdtrain_bench.compare.meters import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import ratio_text
