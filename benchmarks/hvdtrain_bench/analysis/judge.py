@@ -166,10 +166,7 @@ class LossSummary:
 def compare_losses(
     curves: Mapping[str, Sequence[Curve]], base: str
 ) -> tuple[float, list[LossSummary]]:
-    """Return the seconds that the fastest exchange needs, and a summary for each exchange.
-
-    All have curves with the same steps and seeds.
-    """
+    """Return the seconds that the fastest exchange needs, and a summary for each exchange."""
     last = {name: [curve[-1][2] for curve in of_seeds] for name, of_seeds in curves.items()}
     seconds = {name: median(curve[-1][1] for curve in of) for name, of in curves.items()}
     shortest = min(seconds.values())

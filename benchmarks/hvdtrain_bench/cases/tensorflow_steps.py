@@ -87,10 +87,7 @@ _QUICK_HIDDEN = (64,)
 
 
 def measure(bench: Bench) -> None:
-    """Time a step of an MLP with every library (collective).
-
-    It is compared with Horovod, or with tf.distribute, whose servers may slow everything else.
-    """
+    """Compare with Horovod, or with tf.distribute, whose servers may slow everything else."""
     ranks, settings = bench.ranks, bench.settings
     distributed = bench.result.kind == "tensorflow-strategy"
     strategy = _strategy(ranks) if distributed else None  # must be first in TensorFlow

@@ -154,10 +154,7 @@ class TorchTrainer:
         """Make the weights final, after the last step."""
 
     def weights(self) -> Weights:
-        """Return a copy of the weights by name, gathered where they are in shards.
-
-        All processes call it together.
-        """
+        """Return a copy of the weights by name, gathered where they are in shards (collective)."""
         found = {}
         for name, parameter in self.problem.model.named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

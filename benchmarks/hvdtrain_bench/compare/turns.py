@@ -206,7 +206,8 @@ def run_turns(
                 expected = turn.ranks[0]
             if expected is not None and repeat == 0:
                 known = replace(known, difference=_difference(expected, turn.ranks[0]))
-            outcomes[contender.label] = replace(known, turns=(*known.turns, _without_weights(turn)))
+            ranks = [replace(rank, checked_weights={}, final_weights={}) for rank in turn.ranks]
+            outcomes[contender.label] = replace(known, turns=(*known.turns, Turn(tuple(ranks))))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return list(outcomes.values())
@@ -257,10 +258,6 @@ def _difference(expected: RankResult, found: RankResult) -> Difference:
         found.checked_after,
         largest_difference(expected.final_weights, found.final_weights),
     )
-
-
-def _without_weights(turn: Turn) -> Turn:
-    return Turn(tuple(replace(rank, checked_weights={}, final_weights={}) for rank in turn.ranks))
 
 
 def _say(text: str) -> None:

@@ -95,10 +95,7 @@ def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
 def fit_link(
     name: str, ranks: int, points: Sequence[tuple[int, float]], core_share: float = 0.0
 ) -> Link:
-    """Fit latency and bandwidth to measured all-reduces.
-
-    See `fit_cost`, which does it for all ranks together.
-    """
+    """Fit latency and bandwidth to measured all-reduces; see `fit_cost`."""
     if ranks < 2 or len({nbytes for nbytes, _ in points}) < 2:
         raise ValueError("a link is fitted to two sizes at least, measured on two ranks or more")
     cost = fit_cost(points)
@@ -270,10 +267,7 @@ def interval_of(values: Sequence[float]) -> PredictionInterval:
 
 
 def drawn(values: Sequence[T], seed: int) -> Sequence[T]:
-    """Return DRAWS values at random, the same in each call; a given value as it is.
-
-    Quantities that are drawn with different seeds vary independently of one another.
-    """
+    """Return DRAWS values at random, the same in each call of one seed; a given value as it is."""
     return values if len(values) == 1 else Random(seed).choices(values, k=DRAWS)
 
 

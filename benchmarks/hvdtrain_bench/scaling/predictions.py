@@ -138,10 +138,7 @@ def predictions(
     node: Sequence[Link],
     ranks_per_node: int,
 ) -> dict[str, dict[str, list[StepPrediction]]]:
-    """Predict 1 to 4,096 ranks, by model with its scheme and by link between nodes.
-
-    Each link, and that within a node, is given by properties that are equally likely.
-    """
+    """Predict 1 to 4,096 ranks, by model with its scheme and by link (of likely properties)."""
     found: dict[str, dict[str, list[StepPrediction]]] = {}
     for model in steps:
         for scheme in model.schemes:
