@@ -1,7 +1,7 @@
 """What the ranks of a trial do: which operations they submit, of which data, and their waits."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,23 +269,38 @@ def data(planned: Planned, rank: int, part: int, count: int) -> Array:
     return ((places % 17) - 8).astype(planned.dtype.numpy)
 
 
-def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
-    if planned.variants.get(rank) == BARRIER:
-        return Made(Barrier(name("barrier", planned.name)), lambda _: [])
-    return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))
+def rows(planned: Planned, rank: int, other: int = 0) -> int:
+    return (planned.number + rank + other) % 3
 
 
-def _longer(planned: Planned, rank: int) -> int:
-    return int(planned.variants.get(rank) == OTHER)
+def make(planned: Planned, rank: int, size: int, name_of: Callable[[str, str], str]) -> Made:
+    variant = planned.variants.get(rank)
+    kind = "barrier" if variant == BARRIER else planned.kind
+    name, longer = name_of(kind, planned.name), int(variant == OTHER)
+    counts = [count + longer for count in planned.counts]
+    arrays = [data(planned, rank, part, count) for part, count in enumerate(counts)]
+    match kind:
+        case "allreduce":
+            return _allreduce(planned, rank, name, arrays)
+        case "broadcast":
+            array, root = arrays[0], planned.number % size
+            operation = Broadcast(Buffer.from_array(array), array.shape, root, name, root)
+            return Made(operation, lambda _: [array.tolist()])
+        case "allgather":
+            shape = rows(planned, rank), counts[0]
+            own = Buffer.from_array(data(planned, rank, 0, shape[0] * shape[1]))
+            gather = Allgather([own], [shape], name)
+            return Made(gather, lambda result: [result[0][0].array().tolist(), result[0][1]])
+        case "split":
+            return Made(Split(planned.members), _read_split)
+        case "memory":
+            return Made(AllocateMemory(64 * counts[0], name), lambda memory: [[memory.size]])
+        case "step":
+            return _step(planned, rank, name, predivide=1.0 + longer)
+    return Made(Barrier(name), lambda _: [])
 
 
-def _arrays(planned: Planned, rank: int) -> list[Array]:
-    more = _longer(planned, rank)
-    return [data(planned, rank, part, count + more) for part, count in enumerate(planned.counts)]
-
-
-def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
-    arrays = _arrays(planned, rank)
+def _allreduce(planned: Planned, rank: int, name: str, arrays: list[Array]) -> Made:
     buffers = [Buffer.from_array(array) for array in arrays]
     shapes = [array.shape for array in arrays]
     operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
@@ -298,61 +313,22 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
     return Made(operation, lambda _: [array.tolist() for array in arrays], repeat=repeat)
 
 
-def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:
-    (array, *_) = _arrays(planned, rank)
-    root = planned.number % size
-    operation = Broadcast(Buffer.from_array(array), array.shape, root, name, root)
-    return Made(operation, lambda _: [array.tolist()])
+def _read_split(communicator: Any) -> Value:
+    if communicator is None:
+        return []
+    communicator.close()
+    return [[communicator.rank, communicator.size]]
 
 
-def rows(planned: Planned, rank: int, other: int = 0) -> int:
-    return (planned.number + rank + other) % 3
-
-
-def _allgather(planned: Planned, rank: int, size: int, name: str) -> Made:
-    width = planned.counts[0] + _longer(planned, rank)
-    own_rows = rows(planned, rank)
-    own = Buffer.from_array(data(planned, rank, 0, own_rows * width))
-    operation = Allgather([own], [(own_rows, width)], name)
-    return Made(operation, lambda result: [result[0][0].array().tolist(), result[0][1]])
-
-
-def _barrier(planned: Planned, rank: int, size: int, name: str) -> Made:
-    return Made(Barrier(name), lambda _: [])
-
-
-def _split(planned: Planned, rank: int, size: int, name: str) -> Made:
-    def read(communicator: Any) -> Value:
-        if communicator is None:
-            return []
-        communicator.close()
-        return [[communicator.rank, communicator.size]]
-
-    return Made(Split(planned.members), read)
-
-
-def _memory(planned: Planned, rank: int, size: int, name: str) -> Made:
-    nbytes = 64 * (planned.counts[0] + _longer(planned, rank))
-    return Made(AllocateMemory(nbytes, name), lambda memory: [[memory.size]])
-
-
-def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
+def _step(planned: Planned, rank: int, name: str, predivide: float) -> Made:
     arrays = [
         data(planned, rank, part, count).astype(np.float64)
         for part, count in enumerate(planned.counts)
     ]
     buffers = [Buffer.from_array(array) for array in arrays]
     numbers = np.array([planned.number, rank + 1], np.int32)
-    exchange = allreduce.AllreduceExchange(
-        planned.op, predivide=2.0 if _longer(planned, rank) else 1.0
-    )
+    exchange = allreduce.AllreduceExchange(planned.op, predivide=predivide)
     step = GradientStep(buffers, Buffer.from_array(numbers), exchange)
     request = step_request(name, "digest", buffers, numbers.size, exchange)
     step.submitted_with(request, OwnStep(planned.weights.get(rank)))
     return Made(step, lambda _: [*(a.tolist() for a in arrays), numbers.tolist()], step)
-
-
-_MAKERS: Mapping[str, Callable[[Planned, int, int, str], Made]] = {
-    "allreduce": _allreduce, "broadcast": _broadcast, "allgather": _allgather, "barrier": _barrier,
-    "split": _split, "memory": _memory, "step": _step,
-}  # fmt: skip
