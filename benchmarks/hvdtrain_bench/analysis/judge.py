@@ -5,8 +5,9 @@ The only judge: `bench` and `compare` say the same of the same times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import ceil, comb, exp, log, sqrt
 from statistics import fmean, mean, median, quantiles, stdev
@@ -283,16 +284,18 @@ def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
 
 
 def figures(result: Result) -> list[Figure]:
-    kinds = {
+    kinds: dict[str, Callable[[Result], Iterator[Figure]]] = {
         "collectives": _of_collectives,
         "steps": _of_steps,
         "idle": _of_idle,
         "checkpoint": _of_checkpoint,
         "exchange": _of_exchanges,
         "exchange-loss": _of_losses,
-        "loop": _of_loop,
+        "loop": partial(_against, BY_HAND, {BUILT_IN: _LOOP_RATIO}),
         KILLS: _of_kills,
-        ELASTIC_STEPS: _of_elastic_steps,
+        ELASTIC_STEPS: partial(
+            _against, NOT_ELASTIC, {NOT_ELASTIC_AGAIN: None, ELASTIC: _ELASTIC_RATIO}
+        ),
     }
     return list(kinds[result.kind](result)) if result.kind in kinds else []
 
@@ -389,12 +392,6 @@ def _of_losses(result: Result) -> Iterator[Figure]:
             yield Figure(f"{label}: loss after {seconds:.3g} s", early, early, early, "")
 
 
-def _of_loop(result: Result) -> Iterator[Figure]:
-    for case in result.cases:
-        ratios = paired_ratios(case.values[BY_HAND], case.values[BUILT_IN])
-        yield figure_of(f"{case.name}: {BUILT_IN} / {BY_HAND}", ratios, "x", _LOOP_RATIO)
-
-
 def _of_kills(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         if case.name.startswith(OWN):
@@ -409,13 +406,12 @@ def late_of(values: Sequence[float]) -> float:
     return sorted(values)[ceil(_LATE * len(values)) - 1]
 
 
-def _of_elastic_steps(result: Result) -> Iterator[Figure]:
-    """Yield the time of a step of elastic jobs in those of others, and the latter in themselves."""
+def _against(base: str, others: Mapping[str, float | None], result: Result) -> Iterator[Figure]:
+    """Yield the times of others in those of a base, with what they must stay below, if anything."""
     for case in result.cases:
-        base = case.values[NOT_ELASTIC]
-        for name, target in ((NOT_ELASTIC_AGAIN, None), (ELASTIC, _ELASTIC_RATIO)):
-            ratios = paired_ratios(base, case.values[name])
-            yield figure_of(f"{case.name}: {name} / {NOT_ELASTIC}", ratios, "x", target)
+        for name, target in others.items():
+            ratios = paired_ratios(case.values[base], case.values[name])
+            yield figure_of(f"{case.name}: {name} / {base}", ratios, "x", target)
 
 
 def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:

@@ -132,24 +132,13 @@ class SmallViT(nn.Module):
         return scores
 
 
-class MnistCnn(nn.Module):
-    """The network of PyTorch's MNIST example: 1.2 million parameters, with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.dropout1 = nn.Dropout(0.25)
-        self.dropout2 = nn.Dropout(0.5)
-        self.fc1 = nn.Linear(9216, 128)
-        self.fc2 = nn.Linear(128, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return scores [samples, 10] for images [samples, 1, 28, 28]."""
-        hidden = F.relu(self.conv2(F.relu(self.conv1(images))))
-        hidden = torch.flatten(self.dropout1(F.max_pool2d(hidden, 2)), 1)
-        scores: Tensor = self.fc2(self.dropout2(F.relu(self.fc1(hidden))))
-        return scores
+def _mnist_cnn() -> nn.Module:
+    """Return the network of PyTorch's MNIST example: 1.2 million parameters, with dropout."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(9216, 128), nn.ReLU()),
+        *(nn.Dropout(0.5), nn.Linear(128, 10)),
+    )
 
 
 def _mlp() -> nn.Module:
@@ -186,7 +175,7 @@ MODELS = {
     ),
     "vit-s": BenchModel("ViT-S, 21.8 M", SmallViT, _images(3, 64, 64), _CLASSES, batch=4),
     "mnist-cnn": BenchModel(
-        "MNIST CNN, 1.2 M", MnistCnn, _images(1, 28, 28), 10, batch=64, exact=False
+        "MNIST CNN, 1.2 M", _mnist_cnn, _images(1, 28, 28), 10, batch=64, exact=False
     ),
 }
 
