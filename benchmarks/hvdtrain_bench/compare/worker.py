@@ -29,8 +29,7 @@ def main(file: str) -> None:
     try:
         for need in strategy.needs:
             need.require()
-        kind = "torch_training" if options.framework == "torch" else "keras_strategies"
-        ways = import_module(f"hvdtrain_bench.compare.{kind}")
+        ways = import_module(f"hvdtrain_bench.compare.{options.framework}_training")
         write_result(result_file(task.folder, place.rank), ways.train(task, place))
     except Exception as error:
         write_error(task.folder, place.rank, error)
