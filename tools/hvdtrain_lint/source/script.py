@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain_lint.source.guards import Guards
-from hvdtrain_lint.source.names import HVD, modules_of
-from hvdtrain_lint.source.tree import NAMES, Function, last_name
+from hvdtrain_lint.source.tree import HVD, NAMES, Function, last_name, modules_of
 
 _MOST_MODULES = 20
 _TRAINER_LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "ignite", "composer")
