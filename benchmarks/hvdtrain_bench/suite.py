@@ -177,11 +177,11 @@ def _steps(paper: Paper, profiles: Sequence[Result]) -> list[Steps]:
     for work in paper.works:
         schemes = [AVERAGE, *(scheme_of_any_model(name) for name in paper.schemes)]
         steps.append(Steps([work], [work], schemes))
-    if paper.jitter_seconds is None:
+    if (jitter := paper.jitter_seconds) is None:
         return steps
 
     def jittered(works: Sequence[Work]) -> list[Work]:
-        return [replace(work, jitter_seconds=paper.jitter_seconds) for work in works]
+        return [replace(work, jitter_seconds=jitter) for work in works]
 
     return [Steps(jittered(each.alone), jittered(each.works), each.schemes) for each in steps]
 
