@@ -6,8 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import wraps
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +39,8 @@ ALL_HELP = "Instead of all; more than one may be given."
 Command = Callable[..., int]
 
 
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of every benchmark; None if the user has not given one."""
-
-    ranks: int | None
-    hostfile: str | None
-    threads: int
-    repeats: int | None
-    quick: bool
-    out: Path | None
-
-
-def benchmark_options(function: Command) -> Command:
-    """Add the options of every benchmark to a command, which gets them as its first argument."""
-    names = [field.name for field in fields(BenchOptions)]
-
-    @wraps(function)
-    def measure(**given: Any) -> int:
-        common = BenchOptions(**{name: given.pop(name) for name in names})
-        return function(common, **given)
-
-    command: Command = measure
+def benchmark_options(command: Command) -> Command:
+    """Add the options of every benchmark to a command, which hands them to run_suite()."""
     for option in (
         click.option("--out", type=Path, metavar="DIR", help="Directory for JSON and plots."),
         click.option(
@@ -97,19 +76,35 @@ def require_exchanges(texts: Sequence[str]) -> None:
 
 def run_suite(
     benchmark: Callable[[Suite], object],
-    options: BenchOptions,
+    *,
+    ranks: int | None,
+    hostfile: str | None,
+    threads: int,
+    repeats: int | None,
+    quick: bool,
+    out: Path | None,
     **changes: int | Sequence[int | str] | None,
 ) -> int:
-    ranks = _ranks(options)
-    settings = QUICK if options.quick else DEFAULT
-    if options.repeats is not None:
-        settings = replace(settings, repeats=options.repeats)
+    refuse_on_ranks("'bench'")
+    if hostfile is not None:
+        read_file(hostfile)
+        if ranks is None:
+            raise UsageError("how many ranks on these hosts? Pass -np N")
+    if ranks is not None and ranks < 2:
+        raise UsageError(f"-np {ranks} must be at least 2")
+    for name, count in (("threads", threads), ("repeats", repeats)):
+        if count is not None and count < 1:
+            raise UsageError(f"--{name} {count} must be at least 1")
+    # By default the largest power of two up to the number of cores.
+    ranks = ranks or 1 << max(1, int(find_cores().usable).bit_length() - 1)
     given: dict[str, Any] = {
-        name: value for name, value in changes.items() if value is not None and value != ()
+        name: value
+        for name, value in {**changes, "repeats": repeats}.items()
+        if value is not None and value != ()
     }
-    settings = replace(settings, **given)
-    out = results_folder(options.out, "bench")
-    suite = Suite(lambda: _launcher(options.hostfile, options.threads), ranks, settings, out)
+    settings = replace(QUICK if quick else DEFAULT, **given)
+    folder = results_folder(out, "bench")
+    suite = Suite(lambda: _launcher(hostfile, threads), ranks, settings, folder)
     try:
         benchmark(suite)
         suite.finish()
@@ -122,22 +117,6 @@ def run_suite(
         print(f"hvdtrain: {error}", file=sys.stderr)
         return EXIT_CRASH
     return 0
-
-
-def _ranks(options: BenchOptions) -> int:
-    refuse_on_ranks("'bench'")
-    ranks, hostfile = options.ranks, options.hostfile
-    if hostfile is not None:
-        read_file(hostfile)
-        if ranks is None:
-            raise UsageError("how many ranks on these hosts? Pass -np N")
-    if ranks is not None and ranks < 2:
-        raise UsageError(f"-np {ranks} must be at least 2")
-    for name, count in (("threads", options.threads), ("repeats", options.repeats)):
-        if count is not None and count < 1:
-            raise UsageError(f"--{name} {count} must be at least 1")
-    # The largest power of two up to the number of cores.
-    return ranks or 1 << max(1, int(find_cores().usable).bit_length() - 1)
 
 
 def _launcher(hostfile: str | None, threads: int) -> RankLauncher:
@@ -169,7 +148,6 @@ _LINKS = click.Choice([_HERE, *PRESETS])
 @click.option("--optimizer-ms", type=float, help="... its optimizer, and ...")
 @click.option("--megabytes", type=float, help="... its gradients.")
 def scaling(
-    options: BenchOptions,
     models: tuple[str, ...],
     links: tuple[str, ...],
     exchanges: tuple[str, ...],
@@ -184,6 +162,7 @@ def scaling(
     backward_ms: float | None,
     optimizer_ms: float | None,
     megabytes: float | None,
+    **common: Any,
 ) -> int:
     """Predict steps on 1 to 4,096 ranks on paper, in intervals that contain 90 %.
 
@@ -206,7 +185,7 @@ def scaling(
         node=_with_trees(PRESETS.get(node_link), trees),
         jitter_seconds=None if jitter_ms is None else jitter_ms / 1e3,
     )
-    return run_suite(lambda suite: suite.scaling(paper), options, models=models)
+    return run_suite(lambda suite: suite.scaling(paper), **common, models=models)
 
 
 def _require_predicted(exchanges: Sequence[str]) -> None:
@@ -282,7 +261,7 @@ def command() -> None:
 
 @command.command("all")
 @benchmark_options
-def _all(options: BenchOptions) -> int:
+def _all(**common: Any) -> int:
     """Run collectives, steps, idle and scaling."""
 
     def run(suite: Suite) -> None:
@@ -291,17 +270,17 @@ def _all(options: BenchOptions) -> int:
         suite.run("idle")
         suite.scaling(Paper())
 
-    return run_suite(run, options)
+    return run_suite(run, **common)
 
 
 @command.command("collectives")
 @benchmark_options
 @click.option("sizes", "--bytes", type=int, multiple=True, help="Sizes, instead of the usual.")
-def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
+def _collectives(sizes: tuple[int, ...], **common: Any) -> int:
     """Sum tensors: by size, many at once, next to a busy thread."""
     if any(size < 4 or size % 4 for size in sizes):
         raise UsageError(f"--bytes {min(sizes)}: give positive multiples of 4, a float32's size")
-    return run_suite(Suite.collectives, options, sizes_bytes=sizes)
+    return run_suite(Suite.collectives, **common, sizes_bytes=sizes)
 
 
 @command.command("steps")
@@ -314,38 +293,38 @@ def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
     type=click.Choice(OPTIMIZERS),
     help="Instead of SGD with momentum; more than one may be given.",
 )
-def _steps(options: BenchOptions, models: tuple[str, ...], optimizers: tuple[str, ...]) -> int:
+def _steps(models: tuple[str, ...], optimizers: tuple[str, ...], **common: Any) -> int:
     """Train five models on 2, 4, ... ranks."""
-    return run_suite(Suite.steps, options, models=models, optimizers=optimizers)
+    return run_suite(Suite.steps, **common, models=models, optimizers=optimizers)
 
 
 @command.command("tensorflow")
 @benchmark_options
-def _tensorflow(options: BenchOptions) -> int:
+def _tensorflow(**common: Any) -> int:
     """Train an MLP with TensorFlow, Horovod and tf.distribute."""
 
     kinds = ("tensorflow", "tensorflow-strategy")
-    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], options)
+    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], **common)
 
 
 @command.command("keras")
 @benchmark_options
 @click.option("backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=ALL_HELP)
 @models_option(FITTED)
-def _keras(options: BenchOptions, backends: tuple[str, ...], models: tuple[str, ...]) -> int:
+def _keras(backends: tuple[str, ...], models: tuple[str, ...], **common: Any) -> int:
     """Fit two models with Keras, with and without communication."""
 
     kinds = [f"keras-{backend}" for backend in backends or BACKENDS]
-    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], options, models=models)
+    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], **common, models=models)
 
 
 @command.command("checkpoint")
 @benchmark_options
 @models_option()
-def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
+def _checkpoint(models: tuple[str, ...], **common: Any) -> int:
     """Time steps while a checkpoint is being written."""
-    chosen = models or (() if options.quick else ("mlp",))
-    return run_suite(lambda suite: suite.run("checkpoint"), options, models=chosen)
+    chosen = models or (() if common["quick"] else ("mlp",))
+    return run_suite(lambda suite: suite.run("checkpoint"), **common, models=chosen)
 
 
 @command.command("exchange")
@@ -357,11 +336,11 @@ def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
 )
 @click.option("tasks", "--loss", multiple=True, type=click.Choice(TASKS), help=_LOSS_HELP)
 def _exchange(
-    options: BenchOptions,
     models: tuple[str, ...],
     exchanges: tuple[str, ...],
     steps: int,
     tasks: tuple[str, ...],
+    **common: Any,
 ) -> int:
     """Compare other ways to exchange gradients or weights with the average.
 
@@ -373,9 +352,9 @@ def _exchange(
     require_exchanges(exchanges)
     changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
     if tasks:
-        return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)
-    chosen = models or (() if options.quick else ("transformer",))
-    return run_suite(lambda suite: suite.run("exchange"), options, models=chosen, **changes)
+        return run_suite(Suite.exchange_losses, **common, tasks=tasks, **changes)
+    chosen = models or (() if common["quick"] else ("transformer",))
+    return run_suite(lambda suite: suite.run("exchange"), **common, models=chosen, **changes)
 
 
 @command.command("elastic")
@@ -389,37 +368,37 @@ def _exchange(
 @click.option("parts", "--part", multiple=True, type=click.Choice(_PARTS), help=ALL_HELP)
 @models_option()
 def _elastic(
-    options: BenchOptions,
     kills: int | None,
     peer_kills: int | None,
     parts: tuple[str, ...],
     models: tuple[str, ...],
+    **common: Any,
 ) -> int:
     """Measure what a killed rank costs, and steps of a job that survives one.
 
     A process is killed in each of many jobs of three ranks, of hvdtrain, Horovod and torchrun.
     """
-    chosen = models or (() if options.quick else ("mlp",))
+    chosen = models or (() if common["quick"] else ("mlp",))
 
     def run(suite: Suite) -> None:
         for part in parts or _PARTS:
             {"kills": suite.kills, "steps": suite.elastic_steps}[part]()
 
-    return run_suite(run, options, models=chosen, kills=kills, peer_kills=peer_kills)
+    return run_suite(run, **common, models=chosen, kills=kills, peer_kills=peer_kills)
 
 
 @command.command("loop")
 @benchmark_options
-def _loop(options: BenchOptions) -> int:
+def _loop(**common: Any) -> int:
     """Compare the loop of `train` with a handwritten one."""
-    return run_suite(Suite.loop, options)
+    return run_suite(Suite.loop, **common)
 
 
 @command.command("idle")
 @benchmark_options
-def _idle(options: BenchOptions) -> int:
+def _idle(**common: Any) -> int:
     """Measure the CPU usage of waiting ranks."""
-    return run_suite(lambda suite: suite.run("idle"), options)
+    return run_suite(lambda suite: suite.run("idle"), **common)
 
 
 command.add_command(scaling)
