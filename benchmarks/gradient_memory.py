@@ -30,7 +30,6 @@ _ROW = "{:<12}{:>18}{:>18}{:>18}{:>18}{:>18}"
 
 
 def taken_bytes() -> int:
-    """Return the memory of this process."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
     (line,) = [line for line in lines if line.startswith("Pss:")]
     return int(line.split()[1]) << 10

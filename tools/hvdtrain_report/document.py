@@ -1,10 +1,15 @@
-"""A page of HTML that needs nothing but itself: its parts, its policy, its file."""
+"""A page of HTML that needs nothing but itself: its parts, its policy, its file, and its server."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import html
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from typing import Any
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
+from hvdtrain.topology import LOOPBACK
 
 
 def asset(name: str) -> str:
@@ -76,3 +82,45 @@ def write_document(path: Path, text: str) -> int:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     return len(page)
+
+
+_RELOAD_SECONDS = 15
+
+
+def serve(make_page: Callable[[], str], port: int, say: Callable[[str], None]) -> None:
+    """Serve a page on the loopback device, made anew each time it is loaded, until Ctrl-C.
+
+    A UsageError is shown in its place. Port 0 is a free one. Other users cannot guess the address.
+    """
+    place = f"/{secrets.token_urlsafe(16)}"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not secrets.compare_digest(self.path.encode(), place.encode()):
+                self.send_error(HTTPStatus.NOT_FOUND)
+                return
+            try:
+                page = make_page()
+            except UsageError as error:  # such as a run that has no metrics yet
+                page = f"<!doctype html><title>hvdtrain</title><p>{html.escape(str(error))}"
+            body = page.encode()
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.send_header("Refresh", str(_RELOAD_SECONDS))
+            with suppress(ConnectionError):  # the browser has left
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Write no line for each request: it would have the address."""
+
+    try:
+        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+    except OSError as error:
+        raise UsageError(f"--port {port}: {error.strerror}: name another") from error
+    with server, suppress(KeyboardInterrupt):
+        say(f"http://{LOOPBACK}:{server.server_port}{place}")
+        server.serve_forever()

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from hvdtrain_report.curves import Curve
 from hvdtrain_report.document import asset, own_script, render, require_jinja, write_document
-from hvdtrain_report.failures import COLUMNS, JOIN_COLUMNS, Change
 from hvdtrain_report.ranks import CPU, MEMORY, TimeBreakdown
-from hvdtrain_report.run import RunFiles, distinct_names
-from hvdtrain_report.tables import facts, final_split, side_by_side
-from hvdtrain_report.verdict import confusions, verdict
+from hvdtrain_report.run import COLUMNS, JOIN_COLUMNS, Change, RunFiles, distinct_names
+from hvdtrain_report.tables import confusions, facts, final_split, side_by_side, verdict
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -43,7 +41,6 @@ def write_page(runs: Sequence[RunFiles], path: Path) -> int:
 
 
 def page_of(runs: Sequence[RunFiles]) -> str:
-    """Return the page as HTML."""
     require_jinja("report")
     names = distinct_names([run.path for run in runs])
     return render(

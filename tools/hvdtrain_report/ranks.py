@@ -21,31 +21,17 @@ _TOO_MUCH = 1e18
 
 @dataclass
 class TimeInterval:
-    """An interval of training.
-
-    Attributes:
-        seconds: time of its end since the start of the run.
-        length: length in seconds.
-        parts: seconds of each rank for each of PARTS, [3][N].
-        system: CPU usage and MEMORY by name; None if there are none.
-    """
-
     step: int
-    seconds: float
-    length: float
-    parts: list[list[float]]
-    system: dict[str, float | None]
+    seconds: float  # from the start of the run to its end
+    length: float  # in seconds
+    parts: list[list[float]]  # seconds of each rank for each of PARTS, [3][N]
+    system: dict[str, float | None]  # CPU usage and MEMORY by name; None if there are none
 
 
 @dataclass
 class TimeBreakdown:
-    """The content of ranks.jsonl.
-
-    Attributes:
-        last_to_arrive: seconds of each rank in which it waited less than all others.
-    """
-
     intervals: list[TimeInterval] = field(default_factory=list)
+    # Seconds of each rank in which it waited less than all others.
     last_to_arrive: list[float] = field(default_factory=list)
     lines: int = 0
     latest_ranks: int = 0
@@ -69,7 +55,6 @@ class TimeBreakdown:
 
 
 def read_ranks(path: Path) -> TimeBreakdown:
-    """Read the file."""
     times, lines = TimeBreakdown(), Lines(path)
     for chunk in lines:
         for place, line in enumerate(chunk):

@@ -1,17 +1,95 @@
-"""Reader of the directory of a run."""
+"""Reader of the directory of a run, with the ranks that it has lost and gained."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain_report.curves import RunMeasurements, read_curves
-from hvdtrain_report.failures import Change, read_changes
-from hvdtrain_report.lines import JsonObject, read_object
+from hvdtrain_report.lines import JsonObject, number, read_object
 from hvdtrain_report.ranks import TimeBreakdown, read_ranks
+
+COLUMNS = (
+    *("step", "ranks lost", "reason", "ranks left", "continued after"),
+    *("samples per step", "learning rate"),
+)
+JOIN_COLUMNS = (
+    *("step", "ranks joined", "ranks then", "started in", "others waited"),
+    *("samples per step", "learning rate"),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Ranks that ended or joined while the others continued; what is unknown is NaN."""
+
+    step: float
+    epoch: float
+    seconds: float
+    texts: tuple[str, ...]
+
+
+def read_changes(summary: JsonObject | None, name: str) -> list[Change]:
+    """Return the "failures" or "joins" of a summary; runs of earlier versions have none."""
+    found = (summary or {}).get(name)
+    return [
+        Change(
+            _number(entry, "step"),
+            _number(entry, "epoch"),
+            _number(entry, "trained_seconds"),
+            (
+                _text(entry, "step", ".0f"),
+                *(_failure(entry) if name == "failures" else _join(entry)),
+                _text(entry, "global_batch_size", ".0f"),
+                _text(entry, "scaled_lr", ".4g"),
+            ),
+        )
+        for entry in (found if isinstance(found, list) else [])
+        if isinstance(entry, Mapping)
+    ]
+
+
+def _failure(entry: Mapping[str, object]) -> tuple[str, ...]:
+    return (
+        _ranks(entry, "lost"),
+        "asked to leave" if entry.get("left") is True else "ended",
+        _text(entry, "ranks", ".0f"),
+        _seconds(entry, "seconds"),
+    )
+
+
+def _join(entry: Mapping[str, object]) -> tuple[str, ...]:
+    return (
+        _ranks(entry, "joined"),
+        _text(entry, "ranks", ".0f"),
+        _seconds(entry, "start_seconds"),
+        _seconds(entry, "seconds"),
+    )
+
+
+def _number(entry: Mapping[str, object], name: str) -> float:
+    found = number(entry.get(name))
+    return math.nan if found is None else found
+
+
+def _text(entry: Mapping[str, object], name: str, form: str) -> str:
+    value = _number(entry, name)
+    return format(value, form) if math.isfinite(value) else ""
+
+
+def _seconds(entry: Mapping[str, object], name: str) -> str:
+    text = _text(entry, name, ".2f")
+    return f"{text} s" if text else ""
+
+
+def _ranks(entry: Mapping[str, object], name: str) -> str:
+    found = entry.get(name)
+    return ", ".join(map(str, found)) if isinstance(found, list) else ""
+
 
 # Named here and not imported from the training loop: the page reads runs of other versions.
 _METRICS = ("metrics.jsonl", "steps.jsonl")
@@ -23,8 +101,6 @@ _SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of the files of a run."""
-
     path: Path
     measured: RunMeasurements
     ranks: TimeBreakdown | None
@@ -43,7 +119,6 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read the files of a run."""
     metrics = [path / name for name in _METRICS if (path / name).exists()]
     if not metrics:
         _refuse(path)

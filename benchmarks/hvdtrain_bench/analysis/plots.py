@@ -20,7 +20,10 @@ _INCHES = (9.0, 5.5)
 
 def plot_collectives(result: Result, path: Path) -> None:
     """Plot time against size, one line per contender."""
-    figure, axes = _one_plot()
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    axes: Any = figure.add_subplot()
+    palette = colormaps["tab20"]  # has more colors than there are contenders
+    axes.set_prop_cycle(color=[palette(number) for number in range(palette.N)])
     cases = [case for case in result.cases if "mpi4py Allreduce" in case.values]
     for name in cases[0].values:
         points = [(case.about["bytes"], median(case.values[name])) for case in cases]
@@ -33,7 +36,9 @@ def plot_collectives(result: Result, path: Path) -> None:
         ylabel="seconds, median",
         title=f"sum of float32 over {result.ranks} ranks",
     )
-    _finish(figure, axes, path)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
 
 
 def plot_losses(result: Result, against: int, path: Path) -> None:
@@ -123,18 +128,4 @@ def plot_scaling(
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
-    figure.savefig(path, dpi=120)
-
-
-def _one_plot() -> tuple[Figure, Any]:
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    axes = figure.add_subplot()
-    palette = colormaps["tab20"]  # has more colors than there are contenders
-    axes.set_prop_cycle(color=[palette(number) for number in range(palette.N)])
-    return figure, axes
-
-
-def _finish(figure: Figure, axes: Any, path: Path) -> None:
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)

@@ -12,10 +12,9 @@ from statistics import mean, median
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
-from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.models import MODELS, Trainer, first_weights
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.trainer import Trainer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, in_turns
 
@@ -24,7 +23,6 @@ _TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
     for key in bench.settings.models:
         for optimizer, title in _TITLES.items():
             name = f"{MODELS[key].title}, {title}"
@@ -37,8 +35,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
 
 
 class _SavedTraining:
-    """A model that all ranks train, and rank 0 saves."""
-
     def __init__(self, ranks: Ranks, key: str, optimizer: str, saver: Saver) -> None:
         self._ranks, self._saver, model = ranks, saver, MODELS[key]
         batch = model.make_batch(model.batch, seed=ranks.rank)

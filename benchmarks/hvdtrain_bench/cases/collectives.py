@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.horovod import Library
-from hvdtrain_bench.cases.peers import Peer, PeerLibraries
-from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
+from hvdtrain_bench.cases.checked import fill, most_calls, require_factor, sum_contender, sum_factor
+from hvdtrain_bench.cases.peers import Library, Peer, PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 
@@ -31,7 +30,6 @@ def size_text(nbytes: int) -> str:
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time every contender for all sizes (collective)."""
     bench.result.skipped.update(peers.skipped)
     ranks, settings = bench.ranks, bench.settings
     memory = torch.empty(max(settings.sizes_bytes) // _ITEM_BYTES)

@@ -33,8 +33,6 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class TensorSamples:
-    """Samples in memory."""
-
     inputs: Tensor  # [n, ...]
     targets: Tensor  # int64 [n, ...]
 
@@ -51,8 +49,6 @@ class TensorSamples:
 
 @dataclass(frozen=True)
 class LossTask:
-    """A model, its data and its optimizer."""
-
     title: str
     data: Callable[[], tuple[TensorSamples, TensorSamples]]
     build: Callable[[], nn.Module]
@@ -140,7 +136,6 @@ Curve = list[tuple[int, float, float]]
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Train small models with every exchange, once for each seed, in turns (collective)."""
     ranks, settings = bench.ranks, bench.settings
     names = [AVERAGE, *settings.exchanges]
     for key in settings.tasks:
@@ -157,8 +152,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
 
 
 class _Training:
-    """A model that all ranks train with one exchange."""
-
     def __init__(
         self,
         ranks: Ranks,
@@ -181,30 +174,23 @@ class _Training:
     def curve(self, test: TensorSamples) -> Curve:
         """Train, and return the losses of the test samples on the way (collective)."""
         points: Curve = [(0, 0.0, self._loss(test))]
-        seconds, each = 0.0, self._settings.steps_per_turn
+        seconds, each, factor = 0.0, self._settings.steps_per_turn, self._task.factor
         for number in range(self._settings.points):
             self._ranks.meet()
             began = time.perf_counter()
             for step in range(number * each, (number + 1) * each):
-                self._set_rate(step)
-                self._step()
+                if factor is not None:
+                    for group in self._optimizer.param_groups:
+                        rate = group.setdefault("initial_lr", group["lr"])
+                        group["lr"] = rate * factor(step, self._settings.points * each)
+                inputs, targets = next(self._batches)
+                self._optimizer.zero_grad()
+                F.cross_entropy(self._module(inputs), targets).backward()
+                self._optimizer.step()
             self._optimizer.flush()
             seconds += self._ranks.largest(time.perf_counter() - began)
             points.append(((number + 1) * each, seconds, self._loss(test)))
         return points
-
-    def _set_rate(self, step: int) -> None:
-        factor = self._task.factor
-        if factor is not None:
-            steps = self._settings.points * self._settings.steps_per_turn
-            for group in self._optimizer.param_groups:
-                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor(step, steps)
-
-    def _step(self) -> None:
-        inputs, targets = next(self._batches)
-        self._optimizer.zero_grad()
-        F.cross_entropy(self._module(inputs), targets).backward()
-        self._optimizer.step()
 
     def _loss(self, test: TensorSamples) -> float:
         """Return the mean loss of the test samples; rank 0 computes it (collective)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from random import Random
 
@@ -11,11 +11,10 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.models import MODELS, BenchModel
+from hvdtrain_bench.cases.checked import Agreement
+from hvdtrain_bench.cases.models import MODELS, BenchModel, Trainer, bare, first_weights
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.network import sent_bytes
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import MeasurementSettings, turn_steps
@@ -25,11 +24,9 @@ _FIRST_STEPS = 2
 
 
 def _take_slices(
-    bench: Bench,
-    contenders: Mapping[Contender, int],
-    run: Callable[[Contender, int], None],
-) -> dict[str, list[float]]:
-    """Return the mean time of a step in each turn of so many steps (collective).
+    bench: Bench, contenders: Mapping[Contender, int]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return a step's mean time in each turn of so many, and what a host sends in it (collective).
 
     In each repeat every contender takes one turn, in slices of a few steps. The slices of all
     contenders alternate at random, so that turns of very different lengths see the same machine.
@@ -42,6 +39,7 @@ def _take_slices(
         contender.check(_FIRST_STEPS)  # also begins a new period
         bench.note(contender.name, contender.library)
     found: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    sent = dict.fromkeys(found, 0)
     for repeat in range(settings.repeats):
         slices = [
             (contender, min(settings.steps_per_turn, steps - start))
@@ -54,24 +52,25 @@ def _take_slices(
             ranks.rest()
             ranks.meet()
             began = time.perf_counter()
-            run(contender, steps)
+            before = sent_bytes(loopback=False)
+            for _ in range(steps):
+                contender.call()
+            sent[contender.name] += sent_bytes(loopback=False) - before
             seconds[contender.name] += ranks.largest(time.perf_counter() - began)
         for contender, steps in contenders.items():
             contender.check(steps)
             found[contender.name].append(seconds[contender.name] / steps)
-    return found
+    taken = {c.name: settings.repeats * steps for c, steps in contenders.items()}
+    return found, {name: max(ranks.all_of(own / taken[name])) for name, own in sent.items()}
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time steps of each model with every exchange, and count what they send (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for key in settings.models:
         model = MODELS[key]
         bench.say(model.title)
-        meter = _TrafficMeter()
         contenders = _contenders(ranks, model, settings, peers.library)
-        seconds = _take_slices(bench, contenders, meter.run)
-        sent = {name: max(ranks.all_of(meter.per_step(name))) for name in seconds}
+        seconds, sent = _take_slices(bench, contenders)
         steps = {contender.name: count for contender, count in contenders.items()}
         bench.add(
             model.title,
@@ -83,26 +82,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
             steps=steps,
             sent_bytes=sent,
         )
-
-
-class _TrafficMeter:
-    """Counts the bytes that this host sends during the steps of each contender."""
-
-    def __init__(self) -> None:
-        self._sent: dict[str, int] = {}
-        self._steps: dict[str, int] = {}
-
-    def run(self, contender: Contender, steps: int) -> None:
-        """Take steps of a contender, and count them and what they send."""
-        name, before = contender.name, sent_bytes(loopback=False)
-        for _ in range(steps):
-            contender.call()
-        self._sent[name] = self._sent.get(name, 0) + sent_bytes(loopback=False) - before
-        self._steps[name] = self._steps.get(name, 0) + steps
-
-    def per_step(self, name: str) -> float:
-        """Return the mean number of bytes of a step of a contender."""
-        return self._sent[name] / self._steps[name]
 
 
 def _contenders(

@@ -33,7 +33,6 @@ class _State:
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Measure the CPU time of ranks that wait (collective)."""
     bench.result.skipped.update(peers.skipped)
     values, seconds = {}, bench.settings.idle_seconds
     for state in _states(peers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,9 +11,33 @@ import numpy as np
 import hvdtrain
 import hvdtrain.keras as hvd
 from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.keras_models import CLASSES, INPUTS, FirstWeights, mlp
+from hvdtrain_bench.cases.checked import Agreement
 from hvdtrain_bench.harness.turns import Bench
+
+INPUTS, HIDDEN, CLASSES = 1024, (2048,) * 6, 1024
+
+
+class FirstWeights:
+    """A model with the weights of its start, which are equal on all ranks."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        keras.utils.set_random_seed(1)
+        self.model = build()
+        self._first = self.model.get_weights()
+
+    def restart(self) -> None:
+        self.model.set_weights(self._first)
+
+    def moved(self) -> float:
+        pairs = zip(self.model.get_weights(), self._first, strict=True)
+        return sum(float(np.abs(now - then).sum(dtype=np.float64)) for now, then in pairs)
+
+
+def mlp(hidden: Sequence[int] = HIDDEN) -> Any:
+    """Return the MLP of the other benchmarks, or one with other hidden layers."""
+    layers = [keras.layers.Dense(width, activation="relu") for width in hidden]
+    return keras.Sequential([keras.Input([INPUTS]), *layers, keras.layers.Dense(CLASSES)])
+
 
 _AGAIN = "no communication again"
 # Steps of a fit for each step of a turn, so that its start and end matter little.
@@ -21,7 +45,6 @@ _STEPS = 8
 
 
 def measure(bench: Bench) -> None:
-    """Time `fit` of a CNN and of an MLP, if the settings include them (collective)."""
     ranks, settings = bench.ranks, bench.settings
     backend = keras.backend.backend()
     library = f"Keras {keras.__version__} on {backend}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,25 +17,14 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import GlobalBatchSampler
-from hvdtrain.train.callbacks import Callbacks
-from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
-from hvdtrain.train.loop.snapshots import timers_of
+from hvdtrain.train import Callback, CallbackState, Recipe, fit
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipes.digits import recipe as digits
 from hvdtrain.train.recipes.parts import resnet
-from hvdtrain.train.resume import StateLoader
-from hvdtrain.train.run import Run
-from hvdtrain.train.run_log import RunLog
-from hvdtrain.train.setup import TrainingSetup, set_up
-from hvdtrain.train.terminal import Terminal
-from hvdtrain.train.tracking.tracker import RunInfo
-from hvdtrain.train.tracking.trackers import open_trackers
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
+from hvdtrain_bench.cases.checked import WrongResultError
 from hvdtrain_bench.cases.models import small_mlp
 from hvdtrain_bench.cases.peers import PeerLibraries
-from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench
 
@@ -50,15 +39,12 @@ _LR, _MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class _Task:
-    """A model, and the shape of its inputs."""
-
     title: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     batch: int
 
     def samples(self, ranks: int) -> Samples:
-        """Return data for an epoch of _STEPS steps."""
         rng = np.random.default_rng(1)
         count = _STEPS * self.batch * ranks
         inputs = rng.standard_normal((count, *self.shape), dtype=np.float32)
@@ -82,7 +68,6 @@ _TASKS = {
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time steps of the built-in loop and of a handwritten one (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for task in map(_TASKS.__getitem__, settings.loops):
         name = f"{task.title}, {task.batch} samples per rank"
@@ -125,29 +110,25 @@ class _ByHand:
         return hvd.allreduce(sums, op=hvd.Sum, name="sums")
 
 
-class _Turns(Terminal):
-    """A terminal for the built-in loop that runs the other loops before each of its epochs."""
+class _Turns(Callback):
+    """Runs the other loops before each epoch of the built-in loop, and times all of them."""
 
-    def __init__(
-        self, ranks: Ranks, contenders: dict[str, _ByHand], check: Callable[[], None]
-    ) -> None:
-        super().__init__(prints=False, bar=False)
-        self._ranks, self._contenders, self._check = ranks, contenders, check
+    def __init__(self, ranks: Ranks, contenders: dict[str, _ByHand]) -> None:
+        self._ranks, self._contenders = ranks, contenders
         self.seconds: dict[str, list[float]] = {n: [] for n in (*contenders, BUILT_IN)}
-        self._epoch = 0
         self._began = 0.0
 
-    def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Begin an epoch of the built-in loop, after one of each of the others."""
-        if self._epoch:
+    def on_epoch_begin(self, state: CallbackState) -> None:
+        if state.epoch > 1:
             self._note(BUILT_IN)
-        if self._epoch == 1:
-            self._check()
-        for name in Random(self._epoch).sample(sorted(self._contenders), len(self._contenders)):
+        if state.epoch == 2:
+            for name, loop in self._contenders.items():
+                _compare(name, loop.model.state_dict(), state.model.state_dict())
+        before = state.epoch - 1
+        for name in Random(before).sample(sorted(self._contenders), len(self._contenders)):
             self._begin()
-            self._contenders[name].epoch(self._epoch)
+            self._contenders[name].epoch(before)
             self._note(name)
-        self._epoch += 1
         self._begin()
 
     def _begin(self) -> None:
@@ -161,9 +142,16 @@ class _Turns(Terminal):
 
 def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, list[float]]:
     data = task.samples(ranks.size)
-    by_hand = {name: _ByHand(task, data, ranks.size) for name in (BY_HAND, _AGAIN)}
+    turns = _Turns(ranks, {name: _ByHand(task, data, ranks.size) for name in (BY_HAND, _AGAIN)})
+
+    def recipe() -> Recipe:
+        torch.manual_seed(0)
+        return Recipe(task.build(), data, F.cross_entropy, metrics={"accuracy": Accuracy()})
+
     # The first epoch warms up, and the last one is not timed, as no other begins after it.
-    options = TrainOptions(
+    fit(
+        recipe,
+        callbacks=[turns],
         epochs=repeats + 2,
         batch_size=task.batch,
         lr=_LR,
@@ -173,39 +161,16 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
         checkpoint_every=f"{repeats + 3} epochs",
         out=folder,
         device="cpu",
+        quiet=True,
     )
-    built = set_up(options, lambda: _recipe(task, data), StateLoader(options))
-
-    def check() -> None:
-        for name, loop in by_hand.items():
-            _compare(name, loop.model, built)
-
-    turns = _Turns(ranks, by_hand, check)
-    with StopSignals() as signals:
-        heartbeat = Heartbeat(built.world, signals, timers_of(options))
-        run_log = _run_log(options, built, folder) if ranks.rank == 0 else None
-        Run(options, built, turns, heartbeat, run_log, Callbacks([], verbose=False)).run()
-        if run_log is not None:
-            run_log.close()
     return {name: times[1 : repeats + 1] for name, times in turns.seconds.items()}
 
 
-def _recipe(task: _Task, data: Samples) -> Recipe:
-    torch.manual_seed(0)
-    metrics = {"accuracy": Accuracy()}
-    return Recipe(task.build(), data, F.cross_entropy, metrics=metrics)
-
-
-def _run_log(options: TrainOptions, built: TrainingSetup, folder: Path) -> RunLog:
-    return RunLog(options, built, open_trackers("", RunInfo("loop", folder, {}, None)))
-
-
-def _compare(name: str, model: nn.Module, built: TrainingSetup) -> None:
-    theirs = built.loop.state.weights()
-    differ = total = 0.0
-    for key, tensor in model.state_dict().items():
-        differ += float(np.abs(tensor.numpy() - theirs[key]).sum())
-        total += float(np.abs(theirs[key]).sum())
+def _compare(
+    name: str, weights: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
+) -> None:
+    differ = sum(float((weights[key] - theirs[key]).abs().sum()) for key in weights)
+    total = sum(float(tensor.abs().sum()) for tensor in theirs.values())
     if not differ < _AGREEMENT * total:
         raise WrongResultError(
             f"weights {name} differ from those of hvdtrain train by {differ / total:.2g} of their "

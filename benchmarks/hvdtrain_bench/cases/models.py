@@ -1,4 +1,4 @@
-"""The models that benchmarks train: random data, known sizes, nothing to download."""
+"""The models that benchmarks train with torch on random data, and a training step of one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
 
 _BLOCKS = (3, 4, 6, 3)
 _WIDENING = 4
@@ -66,8 +67,6 @@ _CLASSES = 1000
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model and its data."""
-
     title: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], Tensor]
@@ -133,24 +132,13 @@ class SmallViT(nn.Module):
         return scores
 
 
-class MnistCnn(nn.Module):
-    """The network of PyTorch's MNIST example: 1.2 million parameters, with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.dropout1 = nn.Dropout(0.25)
-        self.dropout2 = nn.Dropout(0.5)
-        self.fc1 = nn.Linear(9216, 128)
-        self.fc2 = nn.Linear(128, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return scores [samples, 10] for images [samples, 1, 28, 28]."""
-        hidden = F.relu(self.conv2(F.relu(self.conv1(images))))
-        hidden = torch.flatten(self.dropout1(F.max_pool2d(hidden, 2)), 1)
-        scores: Tensor = self.fc2(self.dropout2(F.relu(self.fc1(hidden))))
-        return scores
+def _mnist_cnn() -> nn.Module:
+    """Return the network of PyTorch's MNIST example: 1.2 million parameters, with dropout."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(9216, 128), nn.ReLU()),
+        *(nn.Dropout(0.5), nn.Linear(128, 10)),
+    )
 
 
 def _mlp() -> nn.Module:
@@ -187,6 +175,84 @@ MODELS = {
     ),
     "vit-s": BenchModel("ViT-S, 21.8 M", SmallViT, _images(3, 64, 64), _CLASSES, batch=4),
     "mnist-cnn": BenchModel(
-        "MNIST CNN, 1.2 M", MnistCnn, _images(1, 28, 28), 10, batch=64, exact=False
+        "MNIST CNN, 1.2 M", _mnist_cnn, _images(1, 28, 28), 10, batch=64, exact=False
     ),
 }
+
+
+# Returns the module to call and the optimizer to step, for a model.
+Wrap = Callable[[nn.Module], tuple[nn.Module, Optimizer]]
+
+_SEED = 1
+_PIECE = 1 << 20
+
+
+def first_weights(model: BenchModel) -> list[torch.Tensor]:
+    """Return the weights with which every trainer starts, equal on all ranks."""
+    torch.manual_seed(_SEED)
+    return [parameter.detach().clone() for parameter in model.build().parameters()]
+
+
+def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
+    return module, bare_optimizer(module)
+
+
+def bare_optimizer(module: nn.Module, kind: str = "sgd", fused: bool | None = None) -> Optimizer:
+    if kind == "adam":
+        return Adam(module.parameters(), lr=1e-4, fused=fused)
+    return SGD(module.parameters(), lr=0.01, momentum=0.9, fused=fused)
+
+
+class Trainer:
+    module: nn.Module
+    optimizer: Optimizer
+
+    def __init__(
+        self,
+        model: BenchModel,
+        weights: list[torch.Tensor],
+        batch: tuple[torch.Tensor, torch.Tensor],
+        wrap: Wrap,
+        seed: int,
+    ) -> None:
+        self._model, self._weights, self._seed = model, weights, seed
+        self._inputs, self._targets = batch
+        self._wrap = wrap  # adds the library, when the first turn begins
+        self.parameters: list[nn.Parameter] = []  # none before the first restart
+
+    def restart(self) -> None:
+        """Restore the first weights, with a new optimizer."""
+        if not self.parameters:
+            self.module, self.optimizer = self._wrap(self._model.build())
+            # torch's replicate makes DTensors, each of them whole on every rank.
+            weights = self.module.parameters()
+            self.parameters = [getattr(weight, "_local_tensor", weight) for weight in weights]
+        with torch.no_grad():
+            for parameter, weight in zip(self.parameters, self._weights, strict=True):
+                parameter.copy_(weight)
+        self.optimizer.state.clear()
+        torch.manual_seed(self._seed)
+
+    def loss(self) -> torch.Tensor:
+        return self._model.loss(self.module(self._inputs), self._targets)
+
+    def step(self, between: Callable[[], object] = int) -> None:
+        """Train one step; call a function before the optimizer takes it."""
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        between()
+        self.optimizer.step()
+
+    def moved(self) -> float:
+        """Return sum |w - w_0| over all weights: the distance that training has moved them.
+
+        Gradients are freed, so that those of the next contender may lie in their memory.
+        """
+        total = 0.0
+        for parameter, weight in zip(self.parameters, self._weights, strict=True):
+            parameter.grad = None
+            now, then = parameter.detach().view(-1), weight.view(-1)
+            for start in range(0, now.numel(), _PIECE):
+                piece = slice(start, start + _PIECE)
+                total += float((now[piece].double() - then[piece].double()).abs().sum())
+        return total

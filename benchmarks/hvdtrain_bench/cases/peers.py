@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,53 @@ from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.shared_memory.kernel import load_kernel
 from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
 from hvdtrain.types import ReduceOp
-from hvdtrain_bench.cases.horovod import find_horovod
 from hvdtrain_bench.harness.ranks import Ranks
+
+_BUILD = "python -m hvdtrain build-horovod"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library with Horovod's interface, through one of its modules."""
+
+    hvd: Any
+    library: str  # its name and version
+    # Starts and stops what must not run while others have their turn.
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@contextmanager
+def _turn(module: Any) -> Iterator[None]:
+    """Initialize Horovod, and shut it down again (collective); an error ends the job anyway.
+
+    Its thread polls as long as it is initialized, so it is initialized for its turns only.
+    """
+    module.init()
+    yield
+    module.shutdown()
+
+
+def find_horovod(
+    ranks: Ranks, framework: str, ours: Any, skipped: dict[str, str]
+) -> Library | None:
+    """Return Horovod for a framework, or None and why it is skipped (collective)."""
+    problem, module = "", None
+    try:
+        module = importlib.import_module(f"horovod.{framework}")
+        if module is ours:
+            problem = "hvdtrain itself answers its name here: take it from PYTHONPATH"
+        elif not module.mpi_built():
+            problem = f"Horovod was built without MPI: {_BUILD} --force"
+    except (ImportError, OSError) as error:
+        problem = f"{error}: {_BUILD}"
+    problem = ranks.reason(problem)
+    if problem:
+        skipped["Horovod"] = problem
+        return None
+    cycle = os.environ.get("HOROVOD_CYCLE_TIME", "1")
+    version = importlib.import_module("horovod").__version__
+    return Library(module, f"Horovod {version} on MPI, cycle {cycle} ms", partial(_turn, module))
+
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,7 +95,7 @@ class PeerLibraries:
 
     def __init__(self, ranks: Ranks) -> None:
         here = context.current()
-        self._mpi = here.library.partition(" (")[0]
+        mpi = here.library.partition(" (")[0]
         self.skipped: dict[str, str] = {}
         self.horovod = find_horovod(ranks, "torch", hvd, self.skipped)
         self._shared = open_world("mpi", here.config, os.environ)
@@ -57,6 +103,14 @@ class PeerLibraries:
         self._numpy = open_world("mpi", replace(here.config, shared_memory="numpy"), os.environ)
         self._leave = _start_gloo(here.config)
         self.deepspeed = ""
+        self.communicator = self._shared.communicator
+        self.nodes = len(set(self._shared.nodes))  # groups of ranks that share memory
+        self._version = f"hvdtrain {hvdtrain.__version__} on {mpi}"
+        memory = "shared memory" if load_kernel() else "shared memory with numpy"
+        alone = self.nodes == len(self._shared.nodes)
+        self.library = f"{self._version} and {'no shared memory' if alone else memory}"
+        self.mpi_library = f"mpi4py {mpi4py.__version__} on {mpi}"
+        self.gloo_library = f"torch {torch.__version__}, gloo"
 
     def close(self) -> None:
         """Shut down all libraries but hvdtrain (collective)."""
@@ -90,37 +144,6 @@ class PeerLibraries:
                 segment.unlink()
         self.deepspeed = f"DeepSpeed {version}"
 
-    @property
-    def nodes(self) -> int:
-        """Number of groups of ranks that share memory."""
-        return len(set(self._shared.nodes))
-
-    @property
-    def library(self) -> str:
-        """Version of hvdtrain, and the libraries beneath it."""
-        if self.nodes == len(self._shared.nodes):
-            return f"{self._version} and no shared memory"
-        return f"{self._version} and shared memory" + ("" if load_kernel() else " with numpy")
-
-    @property
-    def _version(self) -> str:
-        return f"hvdtrain {hvdtrain.__version__} on {self._mpi}"
-
-    @property
-    def mpi_library(self) -> str:
-        """Version of mpi4py, and the MPI beneath it."""
-        return f"mpi4py {mpi4py.__version__} on {self._mpi}"
-
-    @property
-    def gloo_library(self) -> str:
-        """Name and version of the library beneath DDP."""
-        return f"torch {torch.__version__}, gloo"
-
-    @property
-    def communicator(self) -> Communicator:
-        """A communicator of engine mpi of its own."""
-        return self._shared.communicator
-
     def engine(self, name: str) -> Peer:
         """Return the engine mpi beneath hvdtrain.torch, for any memory."""
         return Peer(name, self.library, _engine_reduce(self._shared.communicator))
@@ -153,25 +176,15 @@ class PeerLibraries:
                 _engine_reduce(self._plain.communicator),
             ),
         ]
+        if (horovod := self.horovod) is not None:
+            its = horovod.hvd
+            for name in ("allreduce", "allreduce_"):
+                reduce = partial(getattr(its, name), name="x", op=its.Sum)
+                own.append(Peer(f"Horovod {name}", horovod.library, reduce, turn=horovod.turn))
         return [
             *own,
-            *self._horovods(),
             Peer("gloo all_reduce", self.gloo_library, _gloo_reduce),
             Peer("mpi4py Allreduce", self.mpi_library, _mpi_reduce),
-        ]
-
-    def _horovods(self) -> list[Peer]:
-        horovod = self.horovod
-        if horovod is None:
-            return []
-        its, library, turn = horovod.hvd, horovod.library, horovod.turn
-
-        def peer(name: str, reduce: Callable[..., torch.Tensor]) -> Peer:
-            return Peer(name, library, lambda x: reduce(x, name="x", op=its.Sum), turn=turn)
-
-        return [
-            peer("Horovod allreduce", its.allreduce),
-            peer("Horovod allreduce_", its.allreduce_),
         ]
 
 

@@ -19,16 +19,14 @@ from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
-from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.checked import sum_contender
+from hvdtrain_bench.cases.models import MODELS, Trainer, bare, first_weights
 from hvdtrain_bench.cases.peers import Peer, PeerLibraries
-from hvdtrain_bench.cases.schemes import measured_scheme
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.sums import sum_contender
-from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, period_of
 from hvdtrain_bench.harness.turns import Bench, Contender
-from hvdtrain_bench.scaling.paper import jitter_seconds
+from hvdtrain_bench.scaling.paper import jitter_seconds, measured_scheme
 from hvdtrain_bench.scaling.predictions import HVDTRAIN
 
 _ITEM_BYTES = 4
@@ -94,14 +92,18 @@ def _measure_model(bench: Bench, peers: PeerLibraries, key: str) -> dict[str, An
     own = Trainer(model, weights, batch, bare, ranks.rank)
     phases = _Phases(own, torch.as_tensor(memory).view(torch.float32), peers.communicator)
     torch_library = f"torch {torch.__version__}"
-    contenders = [Contender(_COPIED, torch_library, phases.restart, phases.step, _pass, meets=True)]
+    contenders = [
+        Contender(_COPIED, torch_library, phases.restart, phases.step, lambda _: None, meets=True)
+    ]
     periods = {_COPIED: 1, HVDTRAIN: 1} | {text: period_of(text) for text in settings.exchanges}
     for name in (HVDTRAIN, *settings.exchanges):
         exchange = None if name in (HVDTRAIN, SHARDED) else name
         wrap = partial(with_hvdtrain, sharded=name == SHARDED, exchange=exchange)
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         step = partial(_repeat, trainer.step, periods[name])
-        contenders.append(Contender(name, peers.library, trainer.restart, step, _pass, meets=True))
+        contenders.append(
+            Contender(name, peers.library, trainer.restart, step, lambda _: None, meets=True)
+        )
     turns = bench.take_turns(contenders, fewest_calls=PROFILE_STEPS * settings.steps_per_turn)
     seconds = {name: [value / periods[name] for value in values] for name, values in turns.items()}
     bench.add(model.title, seconds, _COPIED, model=key, title=model.title, samples=model.batch)
@@ -125,7 +127,6 @@ class _Phases:
         self._backward_started = self._copying = 0.0
 
     def restart(self) -> None:
-        """Restore the first weights, and begin a turn."""
         self._trainer.restart()
         self._turns.append({phase: [] for phase in _PHASES})
         if not self._ready:
@@ -150,7 +151,6 @@ class _Phases:
         return copy
 
     def step(self) -> None:
-        """Train one step."""
         trainer = self._trainer
         started = time.perf_counter()
         trainer.optimizer.zero_grad()
@@ -178,7 +178,6 @@ class _Phases:
         }
 
     def specs(self) -> list[ParameterSpec]:
-        """Return the parameters of the model."""
         return [
             ParameterSpec(
                 str(number), tuple(p.shape), tuple(p.stride()), DType.FLOAT32, "float32", "cpu"
@@ -208,7 +207,3 @@ def _work_of_turn(ranks: Ranks, turn: dict[str, list[float]]) -> dict[str, float
     }
     totals = [sum(phases) for phases in zip(*turn.values(), strict=True)]
     return {**medians, "jitter_seconds": jitter_seconds(ranks.all_of(totals))}
-
-
-def _pass(_: int) -> None:
-    pass

@@ -28,11 +28,16 @@ from hvdtrain_bench.analysis.judge import (
     SHARDED,
     WHOLE,
 )
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.horovod import Library
-from hvdtrain_bench.cases.models import MODELS, BenchModel
-from hvdtrain_bench.cases.peers import PeerLibraries
-from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare_optimizer, first_weights
+from hvdtrain_bench.cases.checked import Agreement
+from hvdtrain_bench.cases.models import (
+    MODELS,
+    BenchModel,
+    Trainer,
+    Wrap,
+    bare_optimizer,
+    first_weights,
+)
+from hvdtrain_bench.cases.peers import Library, PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import OPTIMIZERS
 from hvdtrain_bench.harness.turns import Bench, Contender
@@ -42,7 +47,6 @@ _HAS_REPLICATE = find_spec("torch.distributed._composable.replicate_with_fsdp") 
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
-    """Time a step of each model with every library (collective)."""
     peers.start_deepspeed(bench.ranks)
     bench.result.skipped.update(peers.skipped)
     if not _HAS_REPLICATE:

@@ -19,9 +19,9 @@ import hvdtrain
 import hvdtrain.keras as hvd_keras
 import hvdtrain.tensorflow as hvd
 from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION, SHARDED
-from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.horovod import find_horovod
-from hvdtrain_bench.cases.keras_models import CLASSES, HIDDEN, INPUTS, FirstWeights, mlp
+from hvdtrain_bench.cases.checked import Agreement
+from hvdtrain_bench.cases.keras_fits import CLASSES, HIDDEN, INPUTS, FirstWeights, mlp
+from hvdtrain_bench.cases.peers import find_horovod
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 
@@ -79,7 +79,6 @@ class TensorFlowTrainer(FirstWeights):
                 variable.assign(np.zeros(variable.shape, np.float32))
 
     def step(self) -> None:
-        """Take a step, and wait for its loss."""
         self._step(*self._batch).numpy()
 
 
@@ -88,10 +87,7 @@ _QUICK_HIDDEN = (64,)
 
 
 def measure(bench: Bench) -> None:
-    """Time a step of an MLP with every library (collective).
-
-    It is compared with Horovod, or with tf.distribute, whose servers may slow everything else.
-    """
+    """Compare with Horovod, or with tf.distribute, whose servers may slow everything else."""
     ranks, settings = bench.ranks, bench.settings
     distributed = bench.result.kind == "tensorflow-strategy"
     strategy = _strategy(ranks) if distributed else None  # must be first in TensorFlow

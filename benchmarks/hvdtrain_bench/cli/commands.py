@@ -1,25 +1,240 @@
-"""The benchmarks as subcommands of `hvdtrain bench`."""
+"""The benchmarks as subcommands of `hvdtrain bench`, and their options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
-from hvdtrain.errors import UsageError
+from hvdtrain.check.checks import find_cores
+from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
+from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
+from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import BACKENDS
-from hvdtrain_bench.cli.options import (
-    ALL_HELP,
-    BenchOptions,
-    benchmark_options,
-    exchanges_option,
-    models_option,
-    require_exchanges,
-    run_suite,
+from hvdtrain.world import refuse_on_ranks
+from hvdtrain_bench.harness.jobs import RankLauncher
+from hvdtrain_bench.harness.results import results_folder
+from hvdtrain_bench.harness.settings import (
+    DEFAULT,
+    FITTED,
+    MODELS,
+    OPTIMIZERS,
+    QUICK,
+    SHARDED,
+    TASKS,
+    period_of,
 )
-from hvdtrain_bench.cli.scaling import scaling
-from hvdtrain_bench.harness.settings import FITTED, OPTIMIZERS, TASKS
+from hvdtrain_bench.scaling.paper import PRESETS, Link, Work, even_work
 from hvdtrain_bench.suite import Paper, Suite
+
+ALL_HELP = "Instead of all; more than one may be given."
+
+Command = Callable[..., int]
+
+
+def benchmark_options(command: Command) -> Command:
+    """Add the options of every benchmark to a command, which hands them to run_suite()."""
+    for option in (
+        click.option("--out", type=Path, metavar="DIR", help="Directory for JSON and plots."),
+        click.option(
+            "--repeats",
+            type=int,
+            help="Turns of each; 8 or more to detect differences.",
+        ),
+        click.option("--threads", default=1, show_default=True, help="Threads of torch per rank."),
+        click.option("-hostfile", "--hostfile", help="Hostfile in the format of the MPI."),
+        click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="Most ranks to use."),
+        click.option("--quick", is_flag=True, help="Few sizes, one small model."),
+    ):
+        command = option(command)
+    return command
+
+
+def models_option(known: Sequence[str] = MODELS) -> Callable[[Command], Command]:
+    return click.option("models", "--model", multiple=True, type=click.Choice(known), help=ALL_HELP)
+
+
+def exchanges_option(text: str) -> Callable[[Command], Command]:
+    name = "NAME[:KEY=VALUE,...]"
+    return click.option("exchanges", "--exchange", multiple=True, metavar=name, help=text)
+
+
+def require_exchanges(texts: Sequence[str]) -> None:
+    for text in texts:
+        try:
+            make_exchange(text)
+        except ValueError as error:
+            raise UsageError(f"--exchange: {error}") from None
+
+
+def run_suite(
+    benchmark: Callable[[Suite], object],
+    *,
+    ranks: int | None,
+    hostfile: str | None,
+    threads: int,
+    repeats: int | None,
+    quick: bool,
+    out: Path | None,
+    **changes: int | Sequence[int | str] | None,
+) -> int:
+    refuse_on_ranks("'bench'")
+    if hostfile is not None:
+        read_file(hostfile)
+        if ranks is None:
+            raise UsageError("how many ranks on these hosts? Pass -np N")
+    if ranks is not None and ranks < 2:
+        raise UsageError(f"-np {ranks} must be at least 2")
+    for name, count in (("threads", threads), ("repeats", repeats)):
+        if count is not None and count < 1:
+            raise UsageError(f"--{name} {count} must be at least 1")
+    # By default the largest power of two up to the number of cores.
+    ranks = ranks or 1 << max(1, int(find_cores().usable).bit_length() - 1)
+    given: dict[str, Any] = {
+        name: value
+        for name, value in {**changes, "repeats": repeats}.items()
+        if value is not None and value != ()
+    }
+    settings = replace(QUICK if quick else DEFAULT, **given)
+    folder = results_folder(out, "bench")
+    suite = Suite(lambda: _launcher(hostfile, threads), ranks, settings, folder)
+    try:
+        benchmark(suite)
+        suite.finish()
+    except KeyboardInterrupt:
+        print("hvdtrain: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except HvdtrainError as error:
+        if isinstance(error, UsageError):
+            raise
+        print(f"hvdtrain: {error}", file=sys.stderr)
+        return EXIT_CRASH
+    return 0
+
+
+def _launcher(hostfile: str | None, threads: int) -> RankLauncher:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("torch is not installed: pip install 'hvdtrain[torch]'")
+    return RankLauncher.find(hostfile, threads)
+
+
+_HERE = "here"
+_ALIKE, _PERIODIC = ("half", "nbit", "powersgd", "topk"), ("local",)
+_BEGINNINGS = ("warmup", "distributed_after")
+_LINKS = click.Choice([_HERE, *PRESETS])
+
+
+@click.command("scaling")
+@benchmark_options
+@models_option()
+@click.option("links", "--link", multiple=True, type=_LINKS, help="Instead of all; see --model.")
+@exchanges_option("Also with this exchange; see `hvdtrain exchanges`.")
+@click.option("--sharded", is_flag=True, help="Also with ranks that share the optimizer's work.")
+@click.option("--trees", is_flag=True, help="On links that are not measured, reduce as NCCL.")
+@click.option("--latency-us", type=float, help="Latency of a link of your own, in microseconds.")
+@click.option("--gigabytes", type=float, help="Bandwidth of this link, in GB per second.")
+@click.option("--ranks-per-node", default=1, show_default=True, help="Ranks per network card.")
+@click.option("--node-link", type=_LINKS, default=_HERE, help="Link within a node.")
+@click.option("--jitter-ms", type=float, help="Variation between ranks.  [default: measured]")
+@click.option("--forward-ms", type=float, help="Forward pass of a step of your own, and ...")
+@click.option("--backward-ms", type=float, help="... its backward pass, and ...")
+@click.option("--optimizer-ms", type=float, help="... its optimizer, and ...")
+@click.option("--megabytes", type=float, help="... its gradients.")
+def scaling(
+    models: tuple[str, ...],
+    links: tuple[str, ...],
+    exchanges: tuple[str, ...],
+    sharded: bool,
+    trees: bool,
+    latency_us: float | None,
+    gigabytes: float | None,
+    ranks_per_node: int,
+    node_link: str,
+    jitter_ms: float | None,
+    forward_ms: float | None,
+    backward_ms: float | None,
+    optimizer_ms: float | None,
+    megabytes: float | None,
+    **common: Any,
+) -> int:
+    """Predict steps on 1 to 4,096 ranks on paper, in intervals that contain 90 %.
+
+    Latency, bandwidth, phases of a step and differences between ranks are measured, with their
+    spread. Steps on 2, 4, ... ranks up to -np are measured, too, and compared with predictions.
+    """
+    named: list[Link | None] = [PRESETS.get(name) for name in links]
+    own = _own_link(latency_us, gigabytes)
+    all_links = [*named, *([own] if own is not None else [])] or list(Paper.links)
+    _require_predicted(exchanges)
+    if ranks_per_node < 1:
+        raise UsageError(f"--ranks-per-node {ranks_per_node} must be at least 1")
+    if jitter_ms is not None and jitter_ms < 0:
+        raise UsageError(f"--jitter-ms {jitter_ms:g} must not be negative")
+    paper = Paper(
+        links=tuple(_with_trees(link, trees) for link in all_links),
+        schemes=(*dict.fromkeys(exchanges), *([SHARDED] if sharded else [])),
+        works=_own_work((forward_ms, backward_ms, optimizer_ms), megabytes),
+        ranks_per_node=ranks_per_node,
+        node=_with_trees(PRESETS.get(node_link), trees),
+        jitter_seconds=None if jitter_ms is None else jitter_ms / 1e3,
+    )
+    return run_suite(lambda suite: suite.scaling(paper), **common, models=models)
+
+
+def _require_predicted(exchanges: Sequence[str]) -> None:
+    """Check that exchanges are of those whose steps are alike, or come in periods."""
+    require_exchanges(exchanges)
+    for text in exchanges:
+        name, _, options = text.partition(":")
+        periodic = name in _PERIODIC and period_of(text) > 1
+        if not (name in _ALIKE or periodic) or any(word in options for word in _BEGINNINGS):
+            raise UsageError(
+                f"--exchange {text}: predicted are {', '.join(_ALIKE)} and local with steps of at "
+                "least 2, without averages before them"
+            )
+
+
+def _with_trees(link: Link | None, trees: bool) -> Link | None:
+    return link and replace(link, trees=link.trees or trees)
+
+
+def _own_link(latency_us: float | None, gigabytes: float | None) -> Link | None:
+    if latency_us is None and gigabytes is None:
+        return None
+    if latency_us is None or gigabytes is None:
+        raise UsageError("a link needs both --latency-us and --gigabytes")
+    if latency_us < 0 or gigabytes <= 0:
+        raise UsageError(
+            f"--latency-us must be 0 or more and --gigabytes positive, got {latency_us:g} "
+            f"and {gigabytes:g}"
+        )
+    return Link("given", latency_us / 1e6, gigabytes * 1e9)
+
+
+def _own_work(phases_ms: Sequence[float | None], megabytes: float | None) -> tuple[Work, ...]:
+    figures = (*phases_ms, megabytes)
+    if all(value is None for value in figures):
+        return ()
+    known = [value for value in figures if value is not None and value >= 0]
+    if len(known) < len(figures) or not sum(known[:-1]):
+        raise UsageError(
+            "a step of your own needs --forward-ms, --backward-ms, --optimizer-ms and --megabytes, "
+            "none of them negative"
+        )
+    forward_ms, backward_ms, optimizer_ms, size = known
+    config = Config.from_environ(os.environ)
+    seconds = (forward_ms / 1e3, backward_ms / 1e3, optimizer_ms / 1e3)
+    title = f"a step of your own, {size:g} MB"
+    bucket_bytes = config.bucket_bytes or DEFAULT_BUCKET_BYTES
+    return (even_work(title, seconds, int(size * 1e6), bucket_bytes, config.first_bucket_bytes),)
+
 
 _PARTS = ("kills", "steps")
 _LOSS_HELP = "Instead of timing steps, train this task in ten turns, once for each repeat, as seed."
@@ -46,7 +261,7 @@ def command() -> None:
 
 @command.command("all")
 @benchmark_options
-def _all(options: BenchOptions) -> int:
+def _all(**common: Any) -> int:
     """Run collectives, steps, idle and scaling."""
 
     def run(suite: Suite) -> None:
@@ -55,17 +270,17 @@ def _all(options: BenchOptions) -> int:
         suite.run("idle")
         suite.scaling(Paper())
 
-    return run_suite(run, options)
+    return run_suite(run, **common)
 
 
 @command.command("collectives")
 @benchmark_options
 @click.option("sizes", "--bytes", type=int, multiple=True, help="Sizes, instead of the usual.")
-def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
+def _collectives(sizes: tuple[int, ...], **common: Any) -> int:
     """Sum tensors: by size, many at once, next to a busy thread."""
     if any(size < 4 or size % 4 for size in sizes):
         raise UsageError(f"--bytes {min(sizes)}: give positive multiples of 4, a float32's size")
-    return run_suite(Suite.collectives, options, sizes_bytes=sizes)
+    return run_suite(Suite.collectives, **common, sizes_bytes=sizes)
 
 
 @command.command("steps")
@@ -78,38 +293,38 @@ def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
     type=click.Choice(OPTIMIZERS),
     help="Instead of SGD with momentum; more than one may be given.",
 )
-def _steps(options: BenchOptions, models: tuple[str, ...], optimizers: tuple[str, ...]) -> int:
+def _steps(models: tuple[str, ...], optimizers: tuple[str, ...], **common: Any) -> int:
     """Train five models on 2, 4, ... ranks."""
-    return run_suite(Suite.steps, options, models=models, optimizers=optimizers)
+    return run_suite(Suite.steps, **common, models=models, optimizers=optimizers)
 
 
 @command.command("tensorflow")
 @benchmark_options
-def _tensorflow(options: BenchOptions) -> int:
+def _tensorflow(**common: Any) -> int:
     """Train an MLP with TensorFlow, Horovod and tf.distribute."""
 
     kinds = ("tensorflow", "tensorflow-strategy")
-    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], options)
+    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], **common)
 
 
 @command.command("keras")
 @benchmark_options
 @click.option("backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=ALL_HELP)
 @models_option(FITTED)
-def _keras(options: BenchOptions, backends: tuple[str, ...], models: tuple[str, ...]) -> int:
+def _keras(backends: tuple[str, ...], models: tuple[str, ...], **common: Any) -> int:
     """Fit two models with Keras, with and without communication."""
 
     kinds = [f"keras-{backend}" for backend in backends or BACKENDS]
-    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], options, models=models)
+    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], **common, models=models)
 
 
 @command.command("checkpoint")
 @benchmark_options
 @models_option()
-def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
+def _checkpoint(models: tuple[str, ...], **common: Any) -> int:
     """Time steps while a checkpoint is being written."""
-    chosen = models or (() if options.quick else ("mlp",))
-    return run_suite(lambda suite: suite.run("checkpoint"), options, models=chosen)
+    chosen = models or (() if common["quick"] else ("mlp",))
+    return run_suite(lambda suite: suite.run("checkpoint"), **common, models=chosen)
 
 
 @command.command("exchange")
@@ -121,11 +336,11 @@ def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
 )
 @click.option("tasks", "--loss", multiple=True, type=click.Choice(TASKS), help=_LOSS_HELP)
 def _exchange(
-    options: BenchOptions,
     models: tuple[str, ...],
     exchanges: tuple[str, ...],
     steps: int,
     tasks: tuple[str, ...],
+    **common: Any,
 ) -> int:
     """Compare other ways to exchange gradients or weights with the average.
 
@@ -137,9 +352,9 @@ def _exchange(
     require_exchanges(exchanges)
     changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
     if tasks:
-        return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)
-    chosen = models or (() if options.quick else ("transformer",))
-    return run_suite(lambda suite: suite.run("exchange"), options, models=chosen, **changes)
+        return run_suite(Suite.exchange_losses, **common, tasks=tasks, **changes)
+    chosen = models or (() if common["quick"] else ("transformer",))
+    return run_suite(lambda suite: suite.run("exchange"), **common, models=chosen, **changes)
 
 
 @command.command("elastic")
@@ -153,37 +368,37 @@ def _exchange(
 @click.option("parts", "--part", multiple=True, type=click.Choice(_PARTS), help=ALL_HELP)
 @models_option()
 def _elastic(
-    options: BenchOptions,
     kills: int | None,
     peer_kills: int | None,
     parts: tuple[str, ...],
     models: tuple[str, ...],
+    **common: Any,
 ) -> int:
     """Measure what a killed rank costs, and steps of a job that survives one.
 
     A process is killed in each of many jobs of three ranks, of hvdtrain, Horovod and torchrun.
     """
-    chosen = models or (() if options.quick else ("mlp",))
+    chosen = models or (() if common["quick"] else ("mlp",))
 
     def run(suite: Suite) -> None:
         for part in parts or _PARTS:
             {"kills": suite.kills, "steps": suite.elastic_steps}[part]()
 
-    return run_suite(run, options, models=chosen, kills=kills, peer_kills=peer_kills)
+    return run_suite(run, **common, models=chosen, kills=kills, peer_kills=peer_kills)
 
 
 @command.command("loop")
 @benchmark_options
-def _loop(options: BenchOptions) -> int:
+def _loop(**common: Any) -> int:
     """Compare the loop of `train` with a handwritten one."""
-    return run_suite(Suite.loop, options)
+    return run_suite(Suite.loop, **common)
 
 
 @command.command("idle")
 @benchmark_options
-def _idle(options: BenchOptions) -> int:
+def _idle(**common: Any) -> int:
     """Measure the CPU usage of waiting ranks."""
-    return run_suite(lambda suite: suite.run("idle"), options)
+    return run_suite(lambda suite: suite.run("idle"), **common)
 
 
 command.add_command(scaling)

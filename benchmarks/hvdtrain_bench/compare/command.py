@@ -23,7 +23,7 @@ from hvdtrain.world import refuse_on_ranks
 from hvdtrain_bench.harness.results import results_folder
 
 if TYPE_CHECKING:
-    from hvdtrain_bench.compare.contenders import StrategyContender
+    from hvdtrain_bench.compare.strategies import StrategyContender
     from hvdtrain_bench.compare.turns import CommonSettings
 
 _DEFAULTS = {"torch": ("hvdtrain,ddp",), "keras": ("hvdtrain,mirrored",)}
@@ -92,7 +92,7 @@ def command(
     """
     from hvdtrain_report.document import require_jinja
 
-    from hvdtrain_bench.compare.contenders import parse_contenders
+    from hvdtrain_bench.compare.strategies import parse_contenders
     from hvdtrain_bench.compare.turns import CommonSettings
 
     refuse_on_ranks("'compare'")
@@ -113,10 +113,9 @@ def command(
 
 def _compare(contenders: Sequence[StrategyContender], settings: CommonSettings) -> bool:
     """Run all contenders, and print and write what they did; return whether one of them ran."""
-    from hvdtrain_bench.compare.contenders import reference
-    from hvdtrain_bench.compare.page import write_page
+    from hvdtrain_bench.compare.page import print_tables, write_page
     from hvdtrain_bench.compare.rows import make_rows
-    from hvdtrain_bench.compare.tables import print_tables
+    from hvdtrain_bench.compare.strategies import reference
     from hvdtrain_bench.compare.turns import run_turns
 
     options = settings.options

@@ -1,7 +1,8 @@
-"""What all strategies for Keras share: the recipe, the division of samples, `fit`."""
+"""Training with Keras: recipe and `fit`, which all strategies share, and what each does else."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -25,15 +26,18 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain_bench.compare.division import EVALUATED_TOGETHER, Division, ExactDivision
-from hvdtrain_bench.compare.meters import StepMeter
+from hvdtrain_bench.compare.meters import (
+    EVALUATED_TOGETHER,
+    Division,
+    ExactDivision,
+    ShardedDivision,
+    StepMeter,
+)
 from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 
 
 @dataclass(frozen=True)
 class Approach:
-    """A strategy for Keras."""
-
     library: str
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: Callable[[Any], Any] = lambda optimizer: optimizer
@@ -50,8 +54,6 @@ _FIRST_WEIGHTS = "first_weights.npz"
 
 @dataclass(frozen=True)
 class KerasProblem:
-    """What is trained, the same for every strategy."""
-
     place: ProcessPlace
     recipe: Recipe
     plan: StepPlan
@@ -63,14 +65,12 @@ class KerasProblem:
         return -(-self.plan.global_batch_size // self.place.size)
 
     def read(self, data: Any, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
-        """Return the inputs and targets of samples."""
         augment = self.recipe.augment if data is self.recipe.train else None
         reader = SampleReader(data, self.options.dtype, self.options.seed, augment)
         return reader.read(rows, epoch)
 
 
 def make_problem(task: ContenderTask, place: ProcessPlace, approach: Approach) -> KerasProblem:
-    """Build and compile the recipe."""
     options = task.options
     alone = Topology.from_nodes(0, [0], ["localhost"])
     make_recipe = load_recipe(options)
@@ -214,3 +214,118 @@ def _evaluate(
             metric.update_state(targets, together)
             scores[name] = float(metric.result()) * len(own), float(len(own))
     return own, scores
+
+
+def _one(task: ContenderTask, place: ProcessPlace) -> Approach:
+    return Approach(library=f"Keras {keras.__version__} on {keras.backend.backend()}")
+
+
+def _hvdtrain(task: ContenderTask, place: ProcessPlace) -> Approach:
+    import hvdtrain.keras as hvd
+    from hvdtrain import __version__
+    from hvdtrain.core import context
+
+    hvd.init()
+    sharded = task.variant == "sharded"
+    exchange = None if sharded else task.variant or None
+    mpi = context.current().library.partition(" (")[0]
+    return Approach(
+        library=f"hvdtrain {__version__} on {mpi}, Keras on {keras.backend.backend()}",
+        optimizer=lambda own: hvd.DistributedOptimizer(own, exchange=exchange, sharded=sharded),
+        scale=float(place.size),
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+
+
+def _horovod(task: ContenderTask, place: ProcessPlace) -> Approach:
+    import horovod
+    import horovod.keras as hvd
+
+    hvd.init()
+    return Approach(
+        library=f"Horovod {horovod.__version__}",
+        optimizer=hvd.DistributedOptimizer,
+        division=ShardedDivision,
+        scale=float(place.size),
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+
+
+def _mirrored(task: ContenderTask, place: ProcessPlace) -> Approach:
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    devices = [tf.config.LogicalDeviceConfiguration() for _ in range(task.ranks)]
+    tf.config.set_logical_device_configuration(cpu, devices)
+    names = [f"CPU:{number}" for number in range(task.ranks)]
+    return Approach(
+        library=f"TensorFlow {tf.__version__}",
+        scope=tf.distribute.MirroredStrategy(names).scope,
+        notes=[f"one process with {task.ranks} logical devices of the CPU"],
+    )
+
+
+def _multiworker(task: ContenderTask, place: ProcessPlace) -> Approach:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return Approach(library=f"TensorFlow {tf.__version__}", scope=strategy.scope)
+
+
+def _serve_unless_chief() -> Any:
+    """Return the cluster on its chief; serve it on workers and servers, until the job is ended."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("worker", "ps"):
+        server = tf.distribute.Server(
+            resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
+        )
+        server.join()
+    return resolver
+
+
+def _ps_sync(task: ContenderTask, place: ProcessPlace) -> Approach:
+    import tensorflow as tf
+
+    _serve_unless_chief()
+    replicas = tf.compat.v1.train.SyncReplicasOptimizer
+    return Approach(
+        library=f"TensorFlow {tf.__version__}",
+        optimizer=lambda own: replicas(own, task.ranks, task.ranks),
+    )
+
+
+def _ps_async(task: ContenderTask, place: ProcessPlace) -> Approach:
+    import tensorflow as tf
+
+    strategy = tf.distribute.ParameterServerStrategy(_serve_unless_chief())
+    return Approach(library=f"TensorFlow {tf.__version__}", scope=strategy.scope)
+
+
+def _jax_distribution(task: ContenderTask, place: ProcessPlace) -> Approach:
+    flags = f"--xla_force_host_platform_device_count={task.ranks}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    import jax
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    return Approach(
+        library=f"Keras {keras.__version__} on JAX {jax.__version__}",
+        notes=[f"one process with {len(jax.devices())} devices of the CPU"],
+    )
+
+
+_WAYS: Mapping[str, Callable[[ContenderTask, ProcessPlace], Approach]] = {
+    "one": _one,
+    "hvdtrain": _hvdtrain,
+    "horovod": _horovod,
+    "mirrored": _mirrored,
+    "multiworker": _multiworker,
+    "ps-sync": _ps_sync,
+    "ps-async": _ps_async,
+    "jax-distribution": _jax_distribution,
+}
+
+
+def train(task: ContenderTask, place: ProcessPlace) -> RankResult:
+    return train_keras(task, place, _WAYS[task.strategy](task, place))

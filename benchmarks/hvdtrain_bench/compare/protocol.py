@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.sampling import Indices
@@ -19,16 +19,12 @@ from hvdtrain.train.options import TrainOptions
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """The place of a process among those of its contender."""
-
     rank: int
     size: int
 
 
 @dataclass(frozen=True)
 class ContenderTask:
-    """What the processes of a contender do."""
-
     strategy: str
     variant: str
     options: TrainOptions
@@ -44,8 +40,6 @@ Weights = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank has measured."""
-
     library: str
     samples: int
     test_samples: int
@@ -63,58 +57,35 @@ class RankResult:
     final_weights: Weights = field(default_factory=dict)
 
 
-# No argument of a recipe has that name.
-_ARRAY, _FACTS = "/array", "facts"
-
-
-def write(path: Path, value: ContenderTask | RankResult) -> None:
-    """Write a file for another process, atomically: JSON that names arrays beside it."""
-    arrays: dict[str, Any] = {}
-
-    def plain(part: object) -> object:
-        if isinstance(part, TrainOptions):
-            return asdict(part)
-        if isinstance(part, Path):
-            return str(part)
-        arrays[f"{len(arrays)}"] = np.asarray(part)
-        return {_ARRAY: f"{len(arrays) - 1}"}
-
-    facts = json.dumps({one.name: getattr(value, one.name) for one in fields(value)}, default=plain)
-    arrays[_FACTS] = np.array(facts)
-    with replacing(path) as file:
-        np.savez(file, **arrays)
-
-
-def read_result(path: Path) -> RankResult:
-    """Read what a rank has measured."""
-    return RankResult(**_read(path))
+def write_task(path: Path, task: ContenderTask) -> None:
+    """Write a task for another process, whose Python may be of another version."""
+    path.write_text(json.dumps(asdict(task), default=str), encoding="utf-8")
 
 
 def read_task(path: Path) -> ContenderTask:
-    """Read what this process shall do."""
-    found = _read(path)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     options = found["options"]
     options |= {name: options[name] and Path(options[name]) for name in ("data_dir", "out")}
     found |= {name: Path(found[name]) for name in ("folder", "shared")}
     return ContenderTask(**{**found, "options": TrainOptions(**options)})
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as arrays:
-        found: dict[str, Any] = json.loads(
-            str(arrays[_FACTS]),
-            object_hook=lambda part: arrays[part[_ARRAY]] if part.keys() == {_ARRAY} else part,
-        )
+def write_result(path: Path, result: RankResult) -> None:
+    """Write what a rank has measured, atomically."""
+    with replacing(path) as file:
+        pickle.dump(result, file)
+
+
+def read_result(path: Path) -> RankResult:
+    found: RankResult = pickle.loads(path.read_bytes())
     return found
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Return the file of a rank's result."""
-    return folder / f"rank.{rank}.npz"
+    return folder / f"rank.{rank}.result"
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Return the file with the error of a rank."""
     return folder / f"rank.{rank}.error"
 
 

@@ -9,28 +9,19 @@ from statistics import median
 import numpy as np
 
 from hvdtrain.data.sampling import Indices
-from hvdtrain_bench.analysis.judge import compared
-from hvdtrain_bench.analysis.statistics import noise_of, paired_ratios, spread
+from hvdtrain_bench.analysis.judge import compared, noise_of, paired_ratios, spread
 from hvdtrain_bench.compare.turns import Difference, Outcome, Turn
 
 
 @dataclass(frozen=True)
 class SampleCount:
-    """The samples of one pass over a data set."""
-
     samples: int
     seen: int
     duplicates: int
     lost: int
 
     @property
-    def exact(self) -> bool:
-        """Whether each sample was used once."""
-        return self.duplicates == 0 and self.lost == 0
-
-    @property
     def text(self) -> str:
-        """The counts for people."""
         parts = [f"{self.seen}"]
         if self.duplicates:
             parts.append(f"{self.duplicates} twice")
@@ -40,7 +31,6 @@ class SampleCount:
 
 
 def count_samples(parts: Sequence[Indices], samples: int) -> SampleCount:
-    """Count the samples of one pass."""
     used = np.concatenate([np.zeros(0, np.int64), *parts])
     if len(used) and not 0 <= used.min() <= used.max() < samples:
         raise ValueError(f"samples are numbered from 0 to {samples - 1}, got {used.max()}")
@@ -61,8 +51,6 @@ _MOST_FIRST_STEPS = 10
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of a step."""
-
     seconds: float  # the median of the medians of the repeats
     low: float
     high: float
@@ -85,7 +73,6 @@ def without_start(seconds: Sequence[float]) -> list[float]:
 
 
 def time_steps(repeats: Sequence[Sequence[float]]) -> Timing:
-    """Summarize the steps of all repeats."""
     medians = [median(steps) for steps in repeats]
     low, high = spread([seconds for steps in repeats for seconds in steps])
     return Timing(median(medians), min(low, *medians), max(high, *medians), tuple(medians))
@@ -99,8 +86,6 @@ def ratio_to(base: Timing, other: Timing) -> Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender."""
-
     label: str
     summary: str
     processes: int
@@ -156,7 +141,6 @@ def _noise_text(ratio: Ratio, noise: float) -> str:
 
 
 def _row(outcome: Outcome, ranks: int) -> Row:
-    """Return what was measured of a contender alone."""
     contender = outcome.contender
     strategy = contender.strategy
     about = Row(

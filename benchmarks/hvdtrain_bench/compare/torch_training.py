@@ -1,4 +1,4 @@
-"""Training with torch that all strategies share: the problem, its division, the loop."""
+"""Training with torch: problem and loop, which all strategies share, and what each does else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 
 from hvdtrain.collective import collective
 from hvdtrain.data.dataset import is_stream
@@ -27,20 +29,19 @@ from hvdtrain.train.torch.device import limit_threads, move_to
 from hvdtrain.train.torch.evaluation import call_model
 from hvdtrain.train.torch.sources import Source, Step, make_source
 from hvdtrain.train.torch.update import plain_optimizer
-from hvdtrain_bench.compare.division import (
+from hvdtrain_bench.compare.meters import (
     EVALUATED_TOGETHER,
     Division,
     ExactDivision,
     PaddedDivision,
+    StepMeter,
 )
-from hvdtrain_bench.compare.meters import StepMeter
 from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
+from hvdtrain_bench.compare.strategies import PERIOD_STEPS, WARM_UP_STEPS
 
 
 @dataclass(frozen=True)
 class TorchProblem:
-    """What is trained, the same for every strategy."""
-
     place: ProcessPlace
     ranks: int
     variant: str
@@ -50,7 +51,6 @@ class TorchProblem:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model."""
         model: torch.nn.Module = self.recipe.model
         return model
 
@@ -60,18 +60,10 @@ class TorchProblem:
         return self.plan.global_batch_size
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer of the recipe or of the options for a model."""
         return plain_optimizer(self.recipe, model, self.options)
 
-    def train_source(self) -> Source:
-        """Return what reads the training samples."""
-        return self._source(self.recipe.train, self.recipe.augment)
-
-    def test_source(self) -> Source:
-        """Return what reads the test samples."""
-        return self._source(self.recipe.test, None)
-
-    def _source(self, data: Any, augment: Any) -> Source:
+    def source(self, data: Any, augment: Any = None) -> Source:
+        """Return what reads training or test samples."""
         move = partial(move_to, device=torch.device("cpu"), dtype=_dtype(self.options))
         return make_source(data, move, self.options.seed, 0, augment, self.recipe.collate)
 
@@ -140,37 +132,29 @@ class TorchTrainer:
         self._ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step."""
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = rate * ratio
 
     def step(self, inputs: Any, targets: Any, samples: int) -> None:
-        """Train one step, together with the other processes."""
         self.optimizer.zero_grad()
         self.backward(self.loss(inputs, targets))
         self.optimizer.step()
 
     def loss(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss of a batch."""
         loss: torch.Tensor = self.problem.recipe.loss(self.outputs(inputs), targets)
         return loss
 
     def outputs(self, inputs: Any) -> Any:
-        """Return the outputs of the model."""
         return call_model(self.model, inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a loss."""
         loss.backward()
 
     def settle(self) -> None:
         """Make the weights final, after the last step."""
 
     def weights(self) -> Weights:
-        """Return a copy of the weights by name, gathered where they are in shards.
-
-        All processes call it together.
-        """
+        """Return a copy of the weights by name, gathered where they are in shards (collective)."""
         found = {}
         for name, parameter in self.problem.model.named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -241,9 +225,10 @@ def _train_epoch(trainer: TorchTrainer, epoch: int, meter: StepMeter) -> None:
         Step(number, own, [Microbatch(problem.place.rank, own)])
         for number, own in enumerate(shares, len(meter.seconds))
     ]
+    source = problem.source(problem.recipe.train, problem.recipe.augment)
     trainer.model.train()
     meter.begin()
-    for step, (batch,) in problem.train_source().batches(steps, epoch):
+    for step, (batch,) in source.batches(steps, epoch):
         trainer.set_rate(problem.plan.lr(step.number))
         trainer.step(batch.inputs, batch.targets, len(step.samples))
         meter.end_step(trainer.weights)
@@ -264,10 +249,167 @@ def _evaluate(trainer: TorchTrainer) -> tuple[Indices, Mapping[str, tuple[float,
     sums = {name: np.zeros(2) for name in ("loss", *accuracies)}
     trainer.model.eval()
     with torch.no_grad():
-        for step, (batch,) in problem.test_source().batches(steps, 0):
+        for step, (batch,) in problem.source(recipe.test).batches(steps, 0):
             outputs, samples = trainer.outputs(batch.inputs), len(step.samples)
             loss = float(recipe.loss(outputs, batch.targets))
             sums["loss"] += (loss * samples, samples)
             for name, metric in accuracies.items():
                 sums[name] += metric.counts(outputs, batch.targets).numpy()
     return own, {name: (float(total), float(count)) for name, (total, count) in sums.items()}
+
+
+def _hvdtrain(problem: TorchProblem) -> TorchTrainer:
+    import hvdtrain.torch as hvd
+    from hvdtrain import __version__
+    from hvdtrain.core import context
+
+    hvd.init()
+    sharded = problem.variant == "sharded"
+    hvd.broadcast_parameters(problem.model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        problem.optimizer(problem.model),
+        problem.model.named_parameters(),
+        exchange=None if sharded else problem.variant or None,
+        sharded=sharded,
+    )
+    mpi = context.current().library.partition(" (")[0]
+    return ExactTrainer(problem, optimizer=optimizer, library=f"hvdtrain {__version__} on {mpi}")
+
+
+def _horovod(problem: TorchProblem) -> TorchTrainer:
+    import horovod
+    import horovod.torch as hvd
+
+    if not hvd.mpi_built():
+        raise UsageError("Horovod was built without MPI: python -m hvdtrain build-horovod --force")
+    hvd.init()
+    own = problem.optimizer(problem.model)
+    optimizer = hvd.DistributedOptimizer(own, problem.model.named_parameters())
+    hvd.broadcast_parameters(problem.model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return padded_trainer(problem, optimizer=optimizer, library=f"Horovod {horovod.__version__}")
+
+
+def _ddp(problem: TorchProblem) -> TorchTrainer:
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    return padded_trainer(problem, model=DistributedDataParallel(problem.model))
+
+
+def _fsdp2(problem: TorchProblem) -> TorchTrainer:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    fully_shard(problem.model, mesh=init_device_mesh("cpu", (problem.place.size,)))
+    optimizer = problem.optimizer(problem.model)
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    for group in optimizer.param_groups:
+        group["fused"] = False
+    trainer = padded_trainer(problem, optimizer=optimizer)
+    if fused:  # torch 2.13: "aten._fused_sgd_.default does not have a sharding strategy"
+        trainer.notes.append("torch's fused optimizer takes no shards: it is replaced by the usual")
+    return trainer
+
+
+def _postlocal(problem: TorchProblem) -> TorchTrainer:
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+        PostLocalSGDState,
+        post_localSGD_hook,
+    )
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(problem.model)
+    # By default a subgroup has all ranks of a host, which would then never train on their own.
+    alone, _ = dist.new_subgroups(group_size=1)
+    state = PostLocalSGDState(None, subgroup=alone, start_localSGD_iter=WARM_UP_STEPS)
+    model.register_comm_hook(state, post_localSGD_hook)
+    averager = PeriodicModelAverager(period=PERIOD_STEPS, warmup_steps=WARM_UP_STEPS)
+    optimizer = PostLocalSGDOptimizer(problem.optimizer(model), averager)
+    trainer = padded_trainer(problem, model=model, optimizer=optimizer)
+    trainer.notes.append(
+        f"gradients are averaged for {WARM_UP_STEPS} steps, then weights every {PERIOD_STEPS}"
+    )
+    return trainer
+
+
+def _dp(problem: TorchProblem) -> TorchTrainer:
+    model = torch.nn.DataParallel(problem.model)
+    trainer = TorchTrainer(problem, model=model)
+    if not model.device_ids:
+        trainer.notes.append("without GPUs DataParallel is the model alone, in one process")
+    return trainer
+
+
+class AcceleratedDivision:
+    """Divides the numbers of samples with data loaders that Accelerate has prepared."""
+
+    def __init__(self, accelerator: Any, batch: int) -> None:
+        self._accelerator, self._batch = accelerator, batch
+
+    def train_shares(self, order: Indices) -> list[Indices]:
+        each = self._batch // self._accelerator.num_processes
+        return [part.numpy() for part in self._prepared(order, each)]
+
+    def test_share(self, samples: int) -> Indices:
+        """Return the test samples that this process evaluates and that count; see Division."""
+        kept = [np.zeros(0, np.int64)]
+        for part in self._prepared(np.arange(samples), EVALUATED_TOGETHER):
+            # Those of all processes, in their order, without the padding at the end.
+            counted = self._accelerator.gather_for_metrics(part).numpy()
+            start = len(part) * self._accelerator.process_index
+            kept.append(counted[start : start + len(part)])
+        return np.concatenate(kept)
+
+    def _prepared(self, numbers: Indices, each: int) -> Any:
+        loader: Any = DataLoader(torch.from_numpy(numbers), each)  # type: ignore[arg-type]
+        return self._accelerator.prepare(loader)
+
+
+class AcceleratedTrainer(TorchTrainer):
+    """Lets Accelerate prepare model, optimizer and data."""
+
+    def __init__(self, problem: TorchProblem) -> None:
+        import accelerate
+
+        self._accelerator: Any = accelerate.Accelerator(cpu=True)
+        own = problem.optimizer(problem.model)
+        model, optimizer = self._accelerator.prepare(problem.model, own)
+        super().__init__(
+            problem,
+            model=model,
+            optimizer=optimizer,
+            division=AcceleratedDivision(self._accelerator, problem.batch),
+            library=f"Accelerate {accelerate.__version__}, torch {torch.__version__}, gloo",
+        )
+
+    def outputs(self, inputs: Any) -> Any:
+        # In evaluation processes may have different numbers of batches, which DDP does not allow.
+        return call_model(self.model if self.model.training else self.problem.model, inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._accelerator.backward(loss)
+
+
+_WAYS: Mapping[str, Callable[[TorchProblem], TorchTrainer]] = {
+    "one": TorchTrainer,
+    "hvdtrain": _hvdtrain,
+    "horovod": _horovod,
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "dp": _dp,
+    "accelerate": AcceleratedTrainer,
+    "torch-postlocal": _postlocal,
+}
+
+
+def train(task: ContenderTask, place: ProcessPlace) -> RankResult:
+    """Train as a strategy does, and destroy the process group that it has made, if any."""
+    result = train_torch(task, place, _WAYS[task.strategy])
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return result

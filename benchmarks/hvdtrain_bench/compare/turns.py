@@ -1,30 +1,86 @@
-"""Run all contenders in turns, repeat after repeat, so that what slows the machine affects all."""
+"""Run the processes of all contenders in turns, so that what slows the machine affects all."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.cluster_environment import (
+    ClusterRank,
+    free_ports,
+    jax_variables,
+    tensorflow_config,
+    torch_variables,
+)
+from hvdtrain.launch.launchers.choice import own_launcher
+from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
+from hvdtrain.launch.launchers.request import LaunchRequest, without_allocation
+from hvdtrain.topology import LOOPBACK
 from hvdtrain.train.options import TrainOptions
-from hvdtrain_bench.compare.contenders import StrategyContender
-from hvdtrain_bench.compare.jobs import run_job
 from hvdtrain_bench.compare.protocol import (
     ContenderTask,
     RankResult,
     Weights,
     read_result,
     result_file,
-    write,
+    write_task,
 )
-from hvdtrain_bench.harness.jobs import JobEnd
+from hvdtrain_bench.compare.strategies import Launch, Strategy, StrategyContender
+from hvdtrain_bench.harness.jobs import Command, JobEnd, running, wait
 from hvdtrain_bench.harness.turns import in_turns
+
+# Where they are set, ranks believe them rather than mpirun, and all take themselves for one rank.
+_OF_TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE")
+# The ranks compute on the CPU, whatever there is, and meet on this host alone.
+_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "JAX_PLATFORMS": "cpu",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
+def run_job(
+    strategy: Strategy, ranks: int, task: Path, log: Path, python: str | None, limit: float
+) -> JobEnd:
+    """Run the processes of a contender on this host until all have ended, or one has failed."""
+    worker = [python or sys.executable, "-m", "hvdtrain_bench.compare.worker", str(task)]
+    # Nothing of a scheduler's or torchrun's that ranks go by.
+    kept = without_allocation(os.environ)
+    environ = {name: value for name, value in kept.items() if name not in _OF_TORCHRUN}
+    commands = list(_commands(strategy, ranks, worker, environ))
+    with log.open("ab") as output, running(commands, output) as started:
+        return wait(started, started[:1] if strategy.helpers else started, limit)
+
+
+def _commands(
+    strategy: Strategy, ranks: int, worker: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[Command]:
+    common = {**environ, **_VARIABLES}
+    if strategy.launch is Launch.MPI:
+        library = loaded_library(worker[0])
+        launcher = own_launcher(library, str(find_mpirun(library)))
+        line = launcher.command(LaunchRequest(tuple(worker), ranks=ranks), environ)
+        yield Command(line.argv, {**common, **line.variables})
+        return
+    roles = strategy.roles(ranks)
+    size = len(roles)
+    addresses = tuple(f"{LOOPBACK}:{port}" for port in free_ports(size, LOOPBACK))
+    for rank in range(size):
+        place = ClusterRank(rank, size, rank, size, 0, addresses)
+        variables = torch_variables(place) | jax_variables(place)
+        if strategy.launch is Launch.PROCESSES:
+            variables["TF_CONFIG"] = tensorflow_config(place, roles)
+        yield Command(worker, {**common, **variables})
+
 
 _LONGEST_LINE = 300
 # Of a Python traceback, or of an interpreter: "path/python: Error while ...".
@@ -33,8 +89,6 @@ _ERROR = re.compile(r"(\S+: )?([\w.]*\.)?\w*(Error|Exception)\b")
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a contender."""
-
     ranks: tuple[RankResult, ...]
 
     @property
@@ -110,8 +164,6 @@ def largest_difference(one: Weights, other: Weights) -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of all turns of one contender."""
-
     contender: StrategyContender
     turns: tuple[Turn, ...]
     failure: str = ""
@@ -120,8 +172,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CommonSettings:
-    """What all contenders have in common."""
-
     options: TrainOptions
     ranks: int
     repeats: int
@@ -156,7 +206,8 @@ def run_turns(
                 expected = turn.ranks[0]
             if expected is not None and repeat == 0:
                 known = replace(known, difference=_difference(expected, turn.ranks[0]))
-            outcomes[contender.label] = replace(known, turns=(*known.turns, _without_weights(turn)))
+            ranks = [replace(rank, checked_weights={}, final_weights={}) for rank in turn.ranks]
+            outcomes[contender.label] = replace(known, turns=(*known.turns, Turn(tuple(ranks))))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return list(outcomes.values())
@@ -188,7 +239,7 @@ def _turn(
     )
     file, limit = folder / "task", settings.limit_seconds
     try:
-        write(file, task)
+        write_task(file, task)
         end = run_job(strategy, settings.ranks, file, log, contender.python, limit)
         if failed := failure(folder, processes, end, log, limit):
             raise _FailedTurnError(failed)
@@ -207,10 +258,6 @@ def _difference(expected: RankResult, found: RankResult) -> Difference:
         found.checked_after,
         largest_difference(expected.final_weights, found.final_weights),
     )
-
-
-def _without_weights(turn: Turn) -> Turn:
-    return Turn(tuple(replace(rank, checked_weights={}, final_weights={}) for rank in turn.ranks))
 
 
 def _say(text: str) -> None:

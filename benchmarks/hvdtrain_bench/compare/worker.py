@@ -13,14 +13,13 @@ from hvdtrain_bench.compare.protocol import (
     ProcessPlace,
     read_task,
     result_file,
-    write,
     write_error,
+    write_result,
 )
 from hvdtrain_bench.compare.strategies import Launch, find_strategy
 
 
 def main(file: str) -> None:
-    """Train, and write what was measured, or the error."""
     task = read_task(Path(file))
     options = task.options
     strategy = find_strategy(options.framework, task.strategy)
@@ -30,8 +29,8 @@ def main(file: str) -> None:
     try:
         for need in strategy.needs:
             need.require()
-        ways = import_module(f"hvdtrain_bench.compare.{options.framework}_strategies")
-        write(result_file(task.folder, place.rank), ways.train(task, place))
+        ways = import_module(f"hvdtrain_bench.compare.{options.framework}_training")
+        write_result(result_file(task.folder, place.rank), ways.train(task, place))
     except Exception as error:
         write_error(task.folder, place.rank, error)
         raise

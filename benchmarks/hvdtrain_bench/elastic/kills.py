@@ -1,33 +1,259 @@
-"""Kills a process of each of many jobs, those of all libraries in turns, at random moments."""
+"""Kills a process of each of many jobs at random moments; what that cost, from the jobs' notes."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import median
 
-from hvdtrain.errors import HvdtrainError
-from hvdtrain_bench.analysis.kills import (
-    KILLS,
-    NEW_STEP,
-    NEXT_STEP,
-    Failure,
-    UnfinishedJobError,
-    failure_of,
-)
-from hvdtrain_bench.elastic.contenders import CONTENDERS, ElasticContender
-from hvdtrain_bench.elastic.sizes import RANKS, SAMPLES
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.launchers.mpi_library import loaded_library
+from hvdtrain.launch.launchers.options import require_tolerance
+from hvdtrain_bench.analysis.judge import KILLS, NEW_STEP, NEXT_STEP, OWN
+from hvdtrain_bench.elastic.notes import BATCH, BEGIN, END, RANKS, SAMPLES, WORLD, Note, read_notes
 from hvdtrain_bench.harness.jobs import Command, Process, running
-from hvdtrain_bench.harness.notes import END, Note, read_notes
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import MeasurementSettings
 from hvdtrain_bench.harness.turns import in_turns
+
+_HERE = Path(__file__).parent
+_MODULE = "hvdtrain_bench.elastic"
+# Horovod puts the host of a killed process on a list and starts nothing there: each has its own.
+_NAMES = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class ElasticContender:
+    name: str
+    needs: str  # what it needs beside the script
+    # Returns the command line of a job with the folder for its notes.
+    command: Callable[[Path], list[str]]
+    problem: Callable[[], str]  # returns why it cannot run here; "" if it can
+    # Returns the samples that were used before each world, where the notes lack it.
+    starts: Callable[[Path], Mapping[int, int]] = lambda folder: {}
+
+
+def _no_ulfm() -> str:
+    try:
+        require_tolerance(loaded_library(), "mpirun")
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _hvdtrain(*words: object) -> list[str]:
+    run = [sys.executable, "-m", "hvdtrain", "run", "--elastic", "-np", RANKS, "--", *words]
+    return [*map(str, run)]
+
+
+def _train(folder: Path) -> list[str]:
+    options = f"--epochs 1 --batch-size {BATCH} --lr 0.01 --lr-scaling none --device cpu"
+    out = ("--checkpoint-every", "2epochs", "--out", folder / "run")
+    return _hvdtrain("train", _HERE / "recipe.py", *options.split(), *out)
+
+
+def _train_starts(folder: Path) -> dict[int, int]:
+    file = folder / "run" / "summary.json"
+    failures = json.loads(file.read_text(encoding="utf-8"))["failures"] if file.exists() else []
+    return {n: one["step"] * BATCH * RANKS for n, one in enumerate(failures, start=1)}
+
+
+def _script(folder: Path) -> list[str]:
+    return _hvdtrain(_HERE / "script.py", "hvdtrain.torch", folder)
+
+
+def _torchrun(folder: Path) -> list[str]:
+    options = ["--nproc-per-node", RANKS, "--max-restarts", 1, "--standalone", "-m"]
+    words = [sys.executable, "-m", "torch.distributed.run", *options, f"{_MODULE}.restarted"]
+    # Else gloo meets addresses of killed processes in the store of torch 2.13, and fails again.
+    return ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *map(str, words), str(folder)]
+
+
+def _horovod(folder: Path) -> list[str]:
+    script = folder / "hosts.sh"
+    lines = "".join(f"echo {name}:1\n" for name in (*_NAMES, socket.gethostname()))
+    script.write_text(f"#!/bin/sh\n{lines}", encoding="utf-8")
+    script.chmod(0o755)
+    options = f"--gloo --network-interface lo -np {RANKS} --min-np {RANKS - 1}".split()
+    launcher = [str(Path(sys.executable).with_name("horovodrun")), *options]
+    job = [sys.executable, "-m", f"{_MODULE}.script", "horovod.torch", str(folder)]
+    return [*launcher, "--host-discovery-script", str(script), *job]
+
+
+def _no_horovod() -> str:
+    if importlib.util.find_spec("horovod") is None:
+        return "it is not installed: python -m hvdtrain build-horovod"
+    if not os.access(Path(sys.executable).with_name("horovodrun"), os.X_OK):
+        return "there is no horovodrun beside this Python"
+    from horovod.common.util import gloo_built
+
+    return "" if gloo_built() else "it was built without Gloo, which its elastic mode needs"
+
+
+CONTENDERS = (
+    ElasticContender("hvdtrain train", "mpirun of Open MPI 5", _train, _no_ulfm, _train_starts),
+    ElasticContender(
+        "hvdtrain, script with hvd.elastic",
+        "mpirun of Open MPI 5; state.commit() in the script",
+        _script,
+        _no_ulfm,
+    ),
+    ElasticContender(
+        "Horovod elastic",
+        "horovodrun, which serves a rendezvous; a script that lists hosts; Gloo; ssh between "
+        "hosts; state.commit() in the script",
+        _horovod,
+        _no_horovod,
+    ),
+    ElasticContender(
+        "torchrun --max-restarts",
+        "torchrun, which serves a rendezvous; checkpoints on a disk of all hosts, written and "
+        "read by the script",
+        _torchrun,
+        lambda: "",
+    ),
+)
+
+
+class UnfinishedJobError(Exception):
+    """The job did not continue after the kill, or did not reach its end."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    # Time from the kill to the end of the first step on samples that were not used before it, on
+    # the last rank.
+    seconds: float
+    next_seconds: float  # time from the kill to the end of the first step after it, new or not
+    stages: dict[str, float]  # time of each stage in between, if the library's notes tell it
+    step_seconds: float
+    again: int  # samples of steps that were complete, and taken again
+    twice: int  # samples that have changed the final weights more than once, counted once more each
+    lost: int  # samples that have never changed the final weights
+
+
+@dataclass
+class _Step:
+    """A step of all ranks of a world."""
+
+    samples: list[int] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    ranks: int = 0
+    done: int = 0  # samples that are used after it, in the history of the weights
+
+    @property
+    def whole(self) -> bool:
+        return len(self.ends) == self.ranks
+
+
+def failure_of(
+    notes: Mapping[int, Sequence[Note]],
+    killed: float,
+    samples: int,
+    stages: Mapping[str, str],
+    starts: Mapping[int, int],
+) -> Failure:
+    """Return what a kill cost.
+
+    Stages have a title for each event that ends one, in order; the last ends with the next step.
+    `starts` are samples that were used before the world of each number, where notes lack it.
+    """
+    starts, worlds = dict(starts), _worlds(notes)
+    for lines in notes.values():
+        for line in lines:
+            if line["event"] == WORLD and line["done"] is not None:
+                starts[line["generation"]] = line["done"]
+    for number, steps in worlds.items():
+        done = starts.get(number, 0)
+        for step in steps:
+            done += len(step.samples)
+            step.done = done
+    later = [step for number, steps in worlds.items() if number for step in steps if step.whole]
+    reached = max((step.done for step in worlds[0] if step.ends), default=0)
+    new = [step for step in later if step.done > reached]
+    if not new or max(step.done for step in later) < samples:
+        raise UnfinishedJobError("the job did not go on to its end after the kill")
+    ends = sorted(max(step.ends) for step in worlds[0] if step.ends and max(step.ends) < killed)
+    seconds = min(max(step.ends) for step in new) - killed
+    again, used = _used(worlds, starts)
+    return Failure(
+        seconds=seconds,
+        next_seconds=min(max(step.ends) for step in later) - killed,
+        stages=_stages(notes, killed, stages, seconds),
+        step_seconds=median(after - before for before, after in pairwise(ends)),
+        again=again,
+        twice=sum(count - 1 for count in used.values()),
+        lost=samples - len(used),
+    )
+
+
+def _worlds(notes: Mapping[int, Sequence[Note]]) -> dict[int, list[_Step]]:
+    """Return the steps of each world, in order."""
+    found: dict[int, list[_Step]] = {}
+    for lines in notes.values():
+        steps: list[_Step] = []
+        index, within = -1, False
+        for line in lines:
+            if line["event"] == WORLD:
+                steps, index, within = found.setdefault(line["generation"], []), -1, False
+            elif line["event"] == BEGIN:
+                if not within:  # else another backward pass of the same step
+                    index, within = index + 1, True
+                    if index == len(steps):
+                        steps.append(_Step())
+                    steps[index].ranks += 1
+                steps[index].samples += line["samples"]
+            elif line["event"] == END:
+                steps[index].ends.append(line["at"])
+                within = False
+    return found
+
+
+def _used(
+    worlds: Mapping[int, Sequence[_Step]], starts: Mapping[int, int]
+) -> tuple[int, Counter[int]]:
+    """Return how many samples of complete steps were taken again, and how often each counts."""
+    used: Counter[int] = Counter()
+    again = 0
+    for number, steps in worlds.items():
+        follows = [starts[later] for later in worlds if later > number]
+        limit = min(follows, default=None)
+        for step in steps:
+            if limit is None or step.done <= limit:
+                used.update(step.samples)
+            elif step.ends:
+                again += len(step.samples)
+    return again, used
+
+
+def _stages(
+    notes: Mapping[int, Sequence[Note]], killed: float, stages: Mapping[str, str], seconds: float
+) -> dict[str, float]:
+    """Return the time of each stage: it ends when the last rank is through with it."""
+    ends = [
+        max(line["at"] for lines in notes.values() for line in lines if line["event"] == event)
+        for event in list(stages)[:-1]
+        if any(line["event"] == event for lines in notes.values() for line in lines)
+    ]
+    if not ends:
+        return {}
+    times = [killed, *ends, killed + seconds]
+    lasted = (after - before for before, after in pairwise(times))
+    return dict(zip(stages.values(), lasted, strict=True))
+
 
 # By the events of worlds.py.
 STAGES = {
@@ -64,7 +290,10 @@ def _kill(process: Process, folder: Path, random: Random) -> float:
     step, victim = random.randint(_FIRST_STEP, _LAST_STEP), random.randrange(RANKS)
     waited = time.monotonic()
     while True:
-        ended = {pid: _steps_of(lines) for pid, lines in read_notes(folder).items()}
+        ended = {
+            pid: sum(line["event"] == END for line in lines)
+            for pid, lines in read_notes(folder).items()
+        }
         if len(ended) == RANKS and min(ended.values()) >= step:
             break
         if process.poll() is not None:
@@ -78,13 +307,6 @@ def _kill(process: Process, folder: Path, random: Random) -> float:
     return killed
 
 
-def _steps_of(lines: Sequence[Note]) -> int:
-    return sum(line["event"] == END for line in lines)
-
-
-_OWN = "hvdtrain"
-
-
 def measure_kills(settings: MeasurementSettings, say: Callable[[str], None]) -> Result:
     """Run a job for each kill, and return what the kills cost with each library."""
     skipped: dict[str, str] = {}
@@ -93,7 +315,7 @@ def measure_kills(settings: MeasurementSettings, say: Callable[[str], None]) -> 
         problem = contender.problem()
         if problem:
             skipped[contender.name] = problem
-        elif number := settings.kills if contender.name.startswith(_OWN) else settings.peer_kills:
+        elif number := settings.kills if contender.name.startswith(OWN) else settings.peer_kills:
             kills[contender.name] = number
     found: dict[str, list[Failure]] = {name: [] for name in kills}
     failed: dict[str, list[str]] = {name: [] for name in kills}

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.recipe import Recipe
-from hvdtrain_bench.elastic.sizes import SAMPLES
+from hvdtrain_bench.elastic.notes import SAMPLES, Notes
 from hvdtrain_bench.elastic.work import build_model, make_samples
 from hvdtrain_bench.elastic.worlds import begin_world
-from hvdtrain_bench.harness.notes import Notes
 
 
 class _Model(nn.Module):
@@ -27,7 +26,6 @@ class _Model(nn.Module):
         self.inner, self._notes = build_model(), notes
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return scores [n, classes] of inputs [n, ...]."""
         if self.training:
             self._notes.begin((inputs[:, 0] * SAMPLES).round().long().tolist())
         outputs: Tensor = self.inner(inputs)
@@ -35,19 +33,15 @@ class _Model(nn.Module):
 
 
 class _Optimizer(torch.optim.SGD):
-    """The optimizer, which notes the end of a step."""
-
     notes: Notes
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step."""
         found = super().step(closure)
         self.notes.end()
         return found
 
 
 def recipe() -> Recipe:
-    """Return the job as a recipe."""
     notes = begin_world(Path(os.environ["BENCH_NOTES"]))
     inputs, targets = make_samples()
     inputs[:, 0] = torch.arange(SAMPLES) / SAMPLES

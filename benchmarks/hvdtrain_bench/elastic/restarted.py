@@ -12,15 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from hvdtrain_bench.elastic.sizes import BATCH, STEPS
+from hvdtrain_bench.elastic.notes import BATCH, STEPS, Notes
 from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_samples
-from hvdtrain_bench.harness.notes import Notes
 
 STEPS_PER_CHECKPOINT = 20
 
 
 def main(folder: str) -> None:
-    """Train one epoch, from the last checkpoint if there is one."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hvdtrain_bench.elastic.sizes import BATCH, SAMPLES
+from hvdtrain_bench.elastic.notes import BATCH, SAMPLES, Notes
 from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_samples
-from hvdtrain_bench.harness.notes import Notes
 
 
 def main(library: str, folder: str) -> None:
-    """Train one epoch, and commit after each step."""
     hvd: Any = importlib.import_module(library)
     hvd.init()
     torch.set_num_threads(1)

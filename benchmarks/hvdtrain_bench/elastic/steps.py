@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch.launchers.options import require_tolerance
-from hvdtrain_bench.analysis.kills import ELASTIC, ELASTIC_STEPS, NOT_ELASTIC, NOT_ELASTIC_AGAIN
+from hvdtrain_bench.analysis.judge import ELASTIC, ELASTIC_STEPS, NOT_ELASTIC, NOT_ELASTIC_AGAIN
 from hvdtrain_bench.harness.jobs import RankLauncher, running, wait
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import MeasurementSettings
@@ -69,7 +69,6 @@ def _take_turns(jobs: dict[str, _Job], repeats: int, values: dict[str, list[floa
 def _jobs(
     launcher: RankLauncher, ranks: int, model: str, settings: MeasurementSettings
 ) -> Iterator[dict[str, _Job]]:
-    """Start all jobs, and end them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         starting: dict[str, socket.socket] = {}
@@ -98,7 +97,6 @@ def _jobs(
 
 
 def _connected(server: socket.socket, ranks: int, stack: ExitStack) -> _Job:
-    """Return the connections of the ranks, by rank."""
     found: dict[int, Connection] = {}
     while len(found) < ranks:
         try:

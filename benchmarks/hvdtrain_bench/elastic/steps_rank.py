@@ -11,13 +11,11 @@ import torch
 
 import hvdtrain
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.models import MODELS, Trainer, first_weights
 from hvdtrain_bench.cases.steps import with_hvdtrain
-from hvdtrain_bench.cases.trainer import Trainer, first_weights
 
 
 def main(address: str, key: str, steps: str, threads: str) -> None:
-    """Train some steps whenever the other side asks for it, and tell it how long one took."""
     hvd.init(engine="mpi")
     torch.set_num_threads(int(threads))
 

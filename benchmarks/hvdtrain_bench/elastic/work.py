@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain_bench.cases.models import small_mlp
-from hvdtrain_bench.elastic.sizes import SAMPLES
+from hvdtrain_bench.elastic.notes import SAMPLES
 
 _INPUTS, _CLASSES = 784, 10
 

@@ -16,7 +16,7 @@ from hvdtrain.core import context
 from hvdtrain.core.membership.recovery import Recovery
 from hvdtrain.engines.communicator import EngineWorld, Newcomer
 from hvdtrain.engines.mpi.failures import MpiFailures
-from hvdtrain_bench.harness.notes import Notes
+from hvdtrain_bench.elastic.notes import Notes
 
 NOTICED, AGREED, REBUILT = "noticed", "agreed", "rebuilt"
 

@@ -33,8 +33,6 @@ Process = subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start, with its whole environment."""
-
     argv: Sequence[str]
     environ: Mapping[str, str]
 
@@ -57,8 +55,6 @@ def running(commands: Sequence[Command], output: BinaryIO | None = None) -> Iter
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended."""
-
     code: int
     late: bool = False
 
@@ -120,8 +116,6 @@ def _marked(mark: str) -> list[int]:
 
 @dataclass(frozen=True)
 class RankLauncher:
-    """Starts ranks."""
-
     library: MpiLibrary
     mpirun: Path
     hostfile: str | None  # hosts of the ranks; None for this host
@@ -129,7 +123,6 @@ class RankLauncher:
 
     @classmethod
     def find(cls, hostfile: str | None, threads: int) -> RankLauncher:
-        """Find the installed MPI and its mpirun."""
         library = loaded_library()
         return cls(library, find_mpirun(library), hostfile, threads)
 
@@ -145,7 +138,6 @@ class RankLauncher:
 def run_job(
     launcher: RankLauncher, kind: str, ranks: int, settings: MeasurementSettings, folder: Path
 ) -> Result:
-    """Run one benchmark and return the result that rank 0 wrote."""
     file = (folder / f"{kind}-{ranks}.part").resolve()
     words = ["hvdtrain_bench.worker", kind, settings.to_json(), launcher.threads, file]
     try:

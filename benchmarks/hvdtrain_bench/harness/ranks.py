@@ -25,7 +25,6 @@ class Ranks:
 
     @property
     def title(self) -> str:
-        """Prefix of messages of this rank."""
         return f"[rank {self.rank}/{self.size}]"
 
     def meet(self) -> None:
@@ -37,16 +36,13 @@ class Ranks:
         poll_until(self._comm.Ibarrier().Test)
 
     def largest(self, value: float) -> float:
-        """Return the largest value of all ranks."""
         return float(self._comm.allreduce(value, MPI.MAX))
 
     def of_root(self, value: T) -> T:
-        """Return rank 0's value on every rank."""
         own: T = self._comm.bcast(value)
         return own
 
     def all_of(self, value: T) -> list[T]:
-        """Return the values of all ranks, by rank."""
         values: list[T] = self._comm.allgather(value)
         return values
 

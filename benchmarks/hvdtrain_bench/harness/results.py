@@ -37,8 +37,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """The measurements of one job."""
-
     kind: str  # "collectives", "steps", "exchange" or another one of worker.py
     ranks: int
     nodes: int  # groups of ranks that share memory
@@ -49,19 +47,16 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """Read a Result that write_json() wrote."""
     return result_of(json.loads(path.read_text(encoding="utf-8")))
 
 
 def result_of(document: Mapping[str, Any]) -> Result:
-    """Return the Result that a JSON value describes."""
     peers = [PeerFacts(**peer) for peer in document["peers"]]
     cases = [Case(**case) for case in document["cases"]]
     return Result(**{**document, "peers": peers, "cases": cases})
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a dataclass, or a JSON value."""
     document = asdict(result) if hasattr(result, "__dataclass_fields__") else result
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")
 

@@ -47,8 +47,6 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class MeasurementSettings:
-    """The extent of a job's measurements."""
-
     # Number of turns of each contender; fewer than 8 tell only large differences from noise.
     repeats: int
     seconds_per_turn: float  # approximate duration of a turn of a collective
@@ -69,18 +67,16 @@ class MeasurementSettings:
     job_starts: int = 3  # number of times that jobs which take turns are started
 
     def to_json(self) -> str:
-        """Return the settings as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the settings that to_json() wrote."""
         found = json.loads(text)
         lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
         return cls(**{**found, **lists})
 
 
-# With 12 repeats or more one outlier does not hide a difference (see statistics.py).
+# With 12 repeats or more one outlier does not hide a difference (see judge.py).
 DEFAULT = MeasurementSettings(
     repeats=12,
     seconds_per_turn=0.05,

@@ -25,8 +25,6 @@ _LONG_SECONDS = 20.0
 
 @dataclass(eq=False)
 class Contender:
-    """Something that is timed and checked."""
-
     name: str
     library: str
     prepare: Callable[[], None]  # sets values whose result is known
@@ -55,7 +53,6 @@ class Bench:
         self.result = Result(kind, ranks.size, 1, [], {}, [])
 
     def say(self, text: str) -> None:
-        """Print what is measured now."""
         if self.ranks.rank == 0:
             print(f"  {self.result.kind}: {text}", file=sys.stderr, flush=True)
 
@@ -77,7 +74,6 @@ class Bench:
         unit: str = "seconds",
         **about: Any,
     ) -> None:
-        """Add a case to the result."""
         self.result.cases.append(Case(name, about, unit, values, base, again))
 
     def take_turns(

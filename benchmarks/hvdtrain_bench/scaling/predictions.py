@@ -10,21 +10,19 @@ from typing import Any
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.results import Result
 from hvdtrain_bench.scaling.paper import (
-    PredictionInterval,
-    StepPrediction,
-    Work,
-    drawn,
-    interval_of,
-    predict,
-    seconds_on,
-)
-from hvdtrain_bench.scaling.scheme import (
     AVERAGE,
     Cluster,
     Link,
+    PredictionInterval,
     Scheme,
+    StepPrediction,
+    Work,
     allreduce_seconds,
+    drawn,
     fit_link,
+    interval_of,
+    predict,
+    seconds_on,
 )
 
 RANKS = tuple(1 << power for power in range(13))
@@ -42,19 +40,9 @@ class Steps:
     works: Sequence[Work]  # the same of one rank among others, as many
     schemes: Sequence[Scheme] = (AVERAGE,)
 
-    def with_jitter(self, seconds: float) -> Steps:
-        """Return the same with another variation between ranks."""
-        alone, works = (
-            [replace(work, jitter_seconds=seconds) for work in each]
-            for each in (self.alone, self.works)
-        )
-        return Steps(alone, works, self.schemes)
-
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction and its measurement."""
-
     model: str
     scheme: str
     ranks: int
@@ -150,10 +138,7 @@ def predictions(
     node: Sequence[Link],
     ranks_per_node: int,
 ) -> dict[str, dict[str, list[StepPrediction]]]:
-    """Predict 1 to 4,096 ranks, by model with its scheme and by link between nodes.
-
-    Each link, and that within a node, is given by properties that are equally likely.
-    """
+    """Predict 1 to 4,096 ranks, by model with its scheme and by link (of likely properties)."""
     found: dict[str, dict[str, list[StepPrediction]]] = {}
     for model in steps:
         for scheme in model.schemes:
@@ -172,7 +157,6 @@ def scaling_document(
     found: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
-    """Return the results in a form that JSON can represent."""
     return {
         "links": [
             {

@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from find_faults import FAULTS, script
-from keras_drawing import draw, known
-from program_serving import Ranks
+from find_faults import FAULTS, Ranks, script
+from keras_drawing import draw
 from tensorflow_environment import keras_variables, tensorflow_python
 
 # What is left of programs that have found a fault.
@@ -37,8 +36,6 @@ def test_keras_programs_give_what_one_process_gives(backend: str, np: int, count
     env = keras_variables(backend) | {"OMP_NUM_THREADS": "1"}
     with Ranks("keras_programs", np, python=tensorflow_python(), env=env) as ranks:
         for seed, program in programs:
-            if known(program):
-                continue
             result = ranks.run(program)
             faults = FAULTS if seed is not None else (*FAULTS, "refused", "invalid")
             assert result["outcome"] not in faults, (

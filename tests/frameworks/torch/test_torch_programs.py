@@ -1,13 +1,11 @@
 """Random training programs give on 1, 2 and 3 ranks what one process gives."""
 
 import ast
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from find_faults import FAULTS, script, shrink
-from program_serving import WARM, Ranks
-from torch_drawing import draw, known
+from find_faults import FAULTS, WARM, Ranks, script, shrink
+from torch_drawing import draw
 
 _RANKS = {1: 20, 2: 65, 3: 65}
 # What is left of programs that have found a fault, by number of ranks.
@@ -65,19 +63,10 @@ _FOUND: dict[int, list[dict[str, Any]]] = {
 }
 
 
-def drawn(count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    seed = 0
-    while count:
-        program = draw(seed)
-        if not known(program):
-            yield seed, program
-            count -= 1
-        seed += 1
-
-
 @pytest.mark.parametrize("np", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_programs_give_what_one_process_gives(np: int) -> None:
-    programs = [*drawn(_RANKS[np]), *((None, program) for program in _FOUND[np])]
+    programs: list[tuple[int | None, Any]] = [(seed, draw(seed)) for seed in range(_RANKS[np])]
+    programs += [(None, program) for program in _FOUND[np]]
     trained = 0
     with Ranks("torch_programs", np, warm=WARM) as ranks:
         for seed, program in programs:

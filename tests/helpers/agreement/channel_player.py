@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from channel_operations import Made, Value, make
-from channel_program import NEVER, Act, Planned, Program
+from channel_program import NEVER, Act, Made, Planned, Program, Value, make
 from meeting_engine import EngineFault, EngineFaultError, Group, MeetingCommunicator
 
 from hvdtrain.core.agreement.channel import Channel
@@ -69,9 +68,23 @@ class OverError(Exception):
     """The rest of a program is not played."""
 
 
-class Actor:
-    def __init__(self, program: Program, rank: int, channel: Channel, record: Record) -> None:
-        self._program, self._rank, self._channel, self._record = program, rank, channel, record
+# After one of these no call of the engine can come to a good end.
+_LOST = (ConnectionLostError, EngineFaultError, KeyboardInterrupt)
+
+
+class Player:
+    def __init__(self, program: Program, rank: int, group: Group, fault: Fault | None) -> None:
+        self.record = Record()
+        self._program, self._rank, self._group = program, rank, group
+        own = fault if fault is not None and fault.rank == rank else None
+        self._stops = None if own is None else own.stops
+        self._closes = fault is not None and fault.closes
+        engine = None if own is None else own.engine
+        communicator = MeetingCommunicator(group, rank, program.threaded, engine)
+        title, members = f"[rank {rank}/{program.size}]", range(program.size)
+        self._channel = Channel(
+            communicator, members, title, answer_with_zeros, "trial", self._note_failure
+        )
         self._made: dict[int, Made] = {}
         self._section = 0
         self._end: Operation | None = None
@@ -81,22 +94,54 @@ class Actor:
         self._beside: list[threading.Thread] = []  # other threads of the program
         self._chance = random.Random(program.seed * 8 + rank)
 
-    def do(self, act: Act) -> None:
+    def run(self) -> None:
+        try:
+            self._play()
+        except BaseException:
+            self._group.referee.blame_aloud(f"rank {self._rank}: {traceback.format_exc()}")
+        finally:
+            self._group.cut_off(self._rank)
+
+    def break_off(self) -> None:
+        """End what is pending, so that a trial that hangs leaves no thread behind."""
+        self._note_failure()
+        for operation in self._channel.queue.operations():
+            operation.abandon()  # a step may wait for buckets that the program will not fill
+            self._channel.queue.end(operation, ConnectionLostError("the trial is over"))
+
+    def _play(self) -> None:
+        try:
+            for number, act in enumerate(self._program.acts[self._rank]):
+                if number == self._stops:
+                    raise OverError
+                self._do(act)
+            self.record.complete = True
+        except OverError:
+            self._give_up()
+        self.record.left_over = [request.key for request, _ in self._channel.pending()]
+        self._conclude()
+
+    def _give_up(self) -> None:
+        """End as programs do in which an operation has failed: leave, or not even that; close."""
+        errors = [outcome.error for outcome in list(self.record.outcomes.values())]
+        lost = any(isinstance(error, _LOST) for error in errors)
+        if self._closes and (lost or self._stops is not None):
+            self._deafen()
+        else:  # whatever is under way
+            self._leaves, self._section = True, GAVE_UP
+            self._deafen()
+            self._leave()
+            self._finish()
+        self._close()
+
+    def _do(self, act: Act) -> None:
         method = getattr(self, f"_{act.kind}")
         if act.number < 0:
             method()
         else:
             method(self._program.operations[act.number])
 
-    def leave_now(self, section: int) -> None:
-        """Leave, and close, whatever is under way; a failure is noted under this section."""
-        self._leaves, self._section = True, section
-        self._deafen()
-        self._leave()
-        self._finish()
-        self._close()
-
-    def conclude(self) -> None:
+    def _conclude(self) -> None:
         for thread in self._beside:
             thread.join()
         self._leaves = True
@@ -104,7 +149,7 @@ class Actor:
             if made.operation.done:  # else a wait would be one for ever
                 self._wait(self._program.operations[number])
 
-    def note_failure(self) -> None:
+    def _note_failure(self, _: str = "") -> None:
         """Note that the channel is closed for good: nobody will call a listener (any thread)."""
         self._failed = True
         self._called.set()
@@ -125,7 +170,7 @@ class Actor:
         except HvdtrainError as error:
             self._note(planned, Outcome(error=error, refused=True))
         else:
-            self._record.submitted.add(planned.number)
+            self.record.submitted.add(planned.number)
 
     def _hurry(self, planned: Planned) -> None:
         self._submit(planned, at_once=True)
@@ -135,19 +180,19 @@ class Actor:
         assert step is not None
         step.launch()
         number = planned.number
-        self._record.filled[number] += 1
-        first = self._record.filled[number] == 1
+        self.record.filled[number] += 1
+        first = self.record.filled[number] == 1
         if first if self._channel.has_thread else step.complete:
             self._submit(planned, at_once=True)
 
     def _run(self, planned: Planned) -> None:
         made = self._make(planned)
-        self._record.submitted.add(planned.number)
+        self.record.submitted.add(planned.number)
         self._note_result(planned, lambda: self._channel.run(made.operation))
 
     def _wait(self, planned: Planned) -> None:
         number = planned.number
-        if number not in self._record.submitted or number in self._record.outcomes:
+        if number not in self.record.submitted or number in self.record.outcomes:
             return
         made = self._made[number]
         if made.step is not None and self._channel.has_thread and self._chance.random() < 0.5:
@@ -179,13 +224,13 @@ class Actor:
         except BaseException as error:
             refused = not self._made[planned.number].operation.done
             if refused:
-                self._record.submitted.discard(planned.number)
+                self.record.submitted.discard(planned.number)
             self._note(planned, Outcome(error=error, refused=refused))
         else:
             self._note(planned, Outcome(value))
 
     def _note(self, planned: Planned, outcome: Outcome) -> None:
-        self._record.outcomes[planned.number] = outcome
+        self.record.outcomes[planned.number] = outcome
         if outcome.error is not None and not isinstance(outcome.error, MismatchError):
             self._stop()
 
@@ -195,7 +240,7 @@ class Actor:
             raise OverError
 
     def _poll(self) -> None:
-        open_ = [n for n in list(self._record.submitted) if n not in self._record.outcomes]
+        open_ = [n for n in list(self.record.submitted) if n not in self.record.outcomes]
         # To ask for what never comes is to wait for it; without a thread it blocks at once.
         open_ = [n for n in open_ if self._program.operations[n].ready < NEVER]
         if open_ and self._channel.has_thread:
@@ -214,9 +259,6 @@ class Actor:
         self._called.set()
 
     def _deafen(self) -> None:
-        self.stop_listening()
-
-    def stop_listening(self) -> None:
         """Take part in rounds only with what is submitted."""
         for listener in (self._hear, self._hear, self._be_called):
             self._channel.unlisten(listener)
@@ -230,7 +272,7 @@ class Actor:
             self._channel.unlisten(self._be_called)
 
     def _join(self) -> None:
-        self._record.joined.add(self._section)
+        self.record.joined.add(self._section)
         self._begin_end(self._channel.join)
 
     def _leave(self) -> None:
@@ -242,7 +284,7 @@ class Actor:
             self._end = begin()
         except HvdtrainError as error:
             self._end = None
-            self._record.ends[self._section] = Outcome(error=error, refused=True)
+            self.record.ends[self._section] = Outcome(error=error, refused=True)
             self._stop()
 
     def _finish(self) -> None:
@@ -254,71 +296,11 @@ class Actor:
                 poll_until(lambda: self._channel.poll(end))
             last = self._channel.wait(end)
         except BaseException as error:
-            self._record.ends[self._section] = Outcome(error=error)
+            self.record.ends[self._section] = Outcome(error=error)
             self._stop()
         else:
-            self._record.ends[self._section] = Outcome([] if last is None else [[last]])
+            self.record.ends[self._section] = Outcome([] if last is None else [[last]])
         self._section += 1
 
     def _close(self) -> None:
         self._channel.close()
-
-
-# After one of these no call of the engine can come to a good end.
-_LOST = (ConnectionLostError, EngineFaultError, KeyboardInterrupt)
-
-
-class Player:
-    def __init__(self, program: Program, rank: int, group: Group, fault: Fault | None) -> None:
-        self.record = Record()
-        self._program, self._rank, self._group = program, rank, group
-        own = fault if fault is not None and fault.rank == rank else None
-        self._stops = None if own is None else own.stops
-        self._closes = fault is not None and fault.closes
-        engine = None if own is None else own.engine
-        communicator = MeetingCommunicator(group, rank, program.threaded, engine)
-        title, members = f"[rank {rank}/{program.size}]", range(program.size)
-        self._channel = Channel(
-            communicator, members, title, answer_with_zeros, "trial", self._note_failure
-        )
-        self._actor = Actor(program, rank, self._channel, self.record)
-
-    def run(self) -> None:
-        try:
-            self._play()
-        except BaseException:
-            self._group.referee.blame_aloud(f"rank {self._rank}: {traceback.format_exc()}")
-        finally:
-            self._group.cut_off(self._rank)
-
-    def break_off(self) -> None:
-        """End what is pending, so that a trial that hangs leaves no thread behind."""
-        self._actor.note_failure()
-        for operation in self._channel.queue.operations():
-            operation.abandon()  # a step may wait for buckets that the program will not fill
-            self._channel.queue.end(operation, ConnectionLostError("the trial is over"))
-
-    def _note_failure(self, reason: str) -> None:
-        self._actor.note_failure()
-
-    def _play(self) -> None:
-        try:
-            for number, act in enumerate(self._program.acts[self._rank]):
-                if number == self._stops:
-                    raise OverError
-                self._actor.do(act)
-            self.record.complete = True
-        except OverError:
-            self._give_up()
-        self.record.left_over = [request.key for request, _ in self._channel.pending()]
-        self._actor.conclude()
-
-    def _give_up(self) -> None:
-        """End as programs do in which an operation has failed: leave, or not even that; close."""
-        errors = [outcome.error for outcome in list(self.record.outcomes.values())]
-        lost = any(isinstance(error, _LOST) for error in errors)
-        if self._closes and (lost or self._stops is not None):
-            self._actor.stop_listening()
-            self._channel.close()
-        else:
-            self._actor.leave_now(GAVE_UP)

@@ -1,9 +1,21 @@
-"""What the ranks of a trial do: the operations they submit, and what they wait for."""
+"""What the ranks of a trial do: which operations they submit, of which data, and their waits."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement.operation import Operation, Request, Work
+from hvdtrain.core.collectives.allreduce import Allreduce, AllreducePlan, PlannedAllreduce
+from hvdtrain.core.collectives.gathers import allgather, allocate, broadcast, split
+from hvdtrain.core.exchanges import allreduce
+from hvdtrain.core.gradients.reducer import step_request
+from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.types import DType, ReduceOp
 
 # In place of the planned operation a rank submits the same with another shape, or a barrier.
@@ -238,3 +250,85 @@ class _Section:
             if chance.random() < 0.15:
                 acts.insert(chance.randint(0, len(acts)), Act(kind))
         return acts
+
+
+Array = npt.NDArray[np.generic]
+Value = list[list[float]]
+
+
+@dataclass
+class Made:
+    operation: Operation
+    read: Callable[[Any], Value]
+    step: GradientStep | None = None
+    repeat: Callable[[], Operation] | None = None  # makes it as a later call by a plan does
+
+
+def data(planned: Planned, rank: int, part: int, count: int) -> Array:
+    places = np.arange(count) * 3 + planned.number * 7 + rank * 11 + part * 5
+    return ((places % 17) - 8).astype(planned.dtype.numpy)
+
+
+def rows(planned: Planned, rank: int, other: int = 0) -> int:
+    return (planned.number + rank + other) % 3
+
+
+def make(planned: Planned, rank: int, size: int, name_of: Callable[[str, str], str]) -> Made:
+    variant = planned.variants.get(rank)
+    kind = "barrier" if variant == BARRIER else planned.kind
+    name, longer = name_of(kind, planned.name), int(variant == OTHER)
+    counts = [count + longer for count in planned.counts]
+    arrays = [data(planned, rank, part, count) for part, count in enumerate(counts)]
+    match kind:
+        case "allreduce":
+            return _allreduce(planned, rank, name, arrays)
+        case "broadcast":
+            array, root = arrays[0], planned.number % size
+            operation = broadcast(Buffer.from_array(array), array.shape, root, name, root)
+            return Made(operation, lambda _: [array.tolist()])
+        case "allgather":
+            shape = rows(planned, rank), counts[0]
+            own = Buffer.from_array(data(planned, rank, 0, shape[0] * shape[1]))
+            gather = allgather([own], [shape], name)
+            return Made(gather, lambda result: [result[0][0].array().tolist(), result[0][1]])
+        case "split":
+            return Made(split(planned.members), _read_split)
+        case "memory":
+            return Made(allocate(64 * counts[0], name), lambda memory: [[memory.size]])
+        case "step":
+            return _step(planned, rank, name, predivide=1.0 + longer)
+    return Made(Work(Request("barrier", name)), lambda _: [])
+
+
+def _allreduce(planned: Planned, rank: int, name: str, arrays: list[Array]) -> Made:
+    buffers = [Buffer.from_array(array) for array in arrays]
+    shapes = [array.shape for array in arrays]
+    operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
+
+    def repeat() -> Operation:
+        plan = AllreducePlan(buffers, shapes, planned.op, name, planned.prescale, 1.0)
+        sources = arrays if rank % 2 else [array.copy() for array in arrays]
+        return PlannedAllreduce(plan, name, sources, arrays, lambda array: int(array.ctypes.data))
+
+    return Made(operation, lambda _: [array.tolist() for array in arrays], repeat=repeat)
+
+
+def _read_split(communicator: Any) -> Value:
+    if communicator is None:
+        return []
+    communicator.close()
+    return [[communicator.rank, communicator.size]]
+
+
+def _step(planned: Planned, rank: int, name: str, predivide: float) -> Made:
+    arrays = [
+        data(planned, rank, part, count).astype(np.float64)
+        for part, count in enumerate(planned.counts)
+    ]
+    buffers = [Buffer.from_array(array) for array in arrays]
+    numbers = np.array([planned.number, rank + 1], np.int32)
+    exchange = allreduce.AllreduceExchange(planned.op, predivide=predivide)
+    step = GradientStep(buffers, Buffer.from_array(numbers), exchange)
+    request = step_request(name, "digest", buffers, numbers.size, exchange)
+    step.submitted_with(request, OwnStep(planned.weights.get(rank)))
+    return Made(step, lambda _: [*(a.tolist() for a in arrays), numbers.tolist()], step)

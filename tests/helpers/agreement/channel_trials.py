@@ -5,15 +5,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from channel_operations import Value, data, rows
 from channel_player import Fault, Outcome, Player, Record
-from channel_program import BARRIER, OTHER, Planned, Program, make_program
+from channel_program import BARRIER, OTHER, Planned, Program, Value, data, make_program, rows
 from meeting_engine import PROGRAM, EngineFault, EngineFaultError, Group, Referee
 
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
@@ -30,11 +29,25 @@ class Contribution:
 
 
 def expected(given: Contribution, rank: int) -> Value:
-    return _FORMULAS[given.planned.kind](given, rank)
-
-
-def _counts(given: Contribution) -> list[int]:
-    return [count + (given.variant == OTHER) for count in given.planned.counts]
+    planned = given.planned
+    counts = [count + (given.variant == OTHER) for count in planned.counts]
+    match planned.kind:
+        case "allreduce":
+            return [_reduced(given, *part).tolist() for part in enumerate(counts)]
+        case "broadcast":
+            return [data(planned, planned.number % given.size, 0, counts[0]).tolist()]
+        case "allgather":
+            every = [rows(planned, other) for other in range(given.size)]
+            parts = [data(planned, other, 0, n * counts[0]) for other, n in enumerate(every)]
+            return [np.concatenate(parts).tolist(), every]
+        case "split":
+            members = planned.members
+            return [[members.index(rank), len(members)]] if rank in members else []
+        case "memory":
+            return [[64 * counts[0]]]
+        case "step":
+            return _step(given)
+    return []
 
 
 def _reduced(given: Contribution, part: int, count: int) -> npt.NDArray[np.float64]:
@@ -51,36 +64,7 @@ def _reduced(given: Contribution, part: int, count: int) -> npt.NDArray[np.float
     return np.trunc(average) if planned.dtype.is_integer else average
 
 
-def _allreduce(given: Contribution, rank: int) -> Value:
-    return [_reduced(given, *part).tolist() for part in enumerate(_counts(given))]
-
-
-def _broadcast(given: Contribution, rank: int) -> Value:
-    root = given.planned.number % given.size
-    return [data(given.planned, root, 0, _counts(given)[0]).tolist()]
-
-
-def _allgather(given: Contribution, rank: int) -> Value:
-    planned, width = given.planned, _counts(given)[0]
-    every = [rows(planned, other) for other in range(given.size)]
-    parts = [data(planned, other, 0, own * width) for other, own in enumerate(every)]
-    return [np.concatenate(parts).tolist(), every]
-
-
-def _barrier(given: Contribution, rank: int) -> Value:
-    return []
-
-
-def _split(given: Contribution, rank: int) -> Value:
-    members = given.planned.members
-    return [[members.index(rank), len(members)]] if rank in members else []
-
-
-def _memory(given: Contribution, rank: int) -> Value:
-    return [[64 * _counts(given)[0]]]
-
-
-def _step(given: Contribution, rank: int) -> Value:
+def _step(given: Contribution) -> Value:
     planned = given.planned
     weights = {r: planned.weights[r] for r in given.ranks}
     weighted = any(weight is not None for weight in weights.values())
@@ -96,12 +80,6 @@ def _step(given: Contribution, rank: int) -> Value:
                 total += share[r] * data(planned, r, part, count).astype(np.float64)
         parts.append((total / divisor).tolist())
     return [*parts, [planned.number * len(given.ranks), sum(r + 1 for r in given.ranks)]]
-
-
-_FORMULAS: Mapping[str, Callable[[Contribution, int], Value]] = {
-    "allreduce": _allreduce, "broadcast": _broadcast, "allgather": _allgather, "barrier": _barrier,
-    "split": _split, "memory": _memory, "step": _step,
-}  # fmt: skip
 
 
 _ZEROS = ("allreduce", "step")

@@ -44,6 +44,25 @@ class Carried:
     done: bool = False
 
 
+def combine(calls: Sequence[Call]) -> None:
+    """Do what a primitive does, from the arguments of all members at once."""
+    first = calls[0]
+    match first.primitive:
+        case "start_max":
+            _max(calls)
+        case "allreduce":
+            _allreduce(calls)
+        case "broadcast":
+            root: Any = first.equal[0]
+            content = calls[root].own[0].array().copy()
+            for call in calls:
+                call.own[0].array()[:] = content
+        case "allgather":
+            content = np.concatenate([call.own[0].array() for call in calls])
+            for call in calls:
+                call.own[1].array()[:] = content
+
+
 def _max(calls: Sequence[Call]) -> None:
     values = [call.own[0] for call in calls]
     alike = all(np.array_equal(own[-2:], values[0][-2:]) for own in values)
@@ -52,58 +71,25 @@ def _max(calls: Sequence[Call]) -> None:
         own[:] = highest
     if alike and all(len(call.own) == 2 for call in calls):
         for carried in zip(*(call.own[1] for call in calls), strict=True):
-            _reduce_carried(carried)
+            for one in carried:
+                one.target.copy_from(one.source)
+                one.done = True
+            _allreduce([Call("allreduce", c.equal, (c.target, c.prescale)) for c in carried])
 
 
-def _reduce_carried(carried: Sequence[Carried]) -> None:
-    for one in carried:
-        one.target.copy_from(one.source)
-        one.done = True
-    _allreduce([Call("allreduce", c.equal, (c.target, c.prescale)) for c in carried])
-
-
-def _reduced(calls: Sequence[Call], op: ReduceOp) -> npt.NDArray[np.generic]:
+def _allreduce(calls: Sequence[Call]) -> None:
+    op, postscale = calls[0].equal[:2]
+    assert isinstance(op, ReduceOp)
     scaled = []
     for call in calls:
         buffer, prescale = call.own[0], call.own[1]
         copy = Buffer.from_array(buffer.array().copy(), buffer.dtype)
         copy.scale(prescale)
         scaled.append(copy.array())
-    result: npt.NDArray[np.generic] = _REDUCE[op].reduce(scaled)
-    return result
-
-
-def _allreduce(calls: Sequence[Call]) -> None:
-    op, postscale = calls[0].equal[:2]
-    assert isinstance(op, ReduceOp)
-    result = _reduced(calls, op)
+    result = _REDUCE[op].reduce(scaled)
     for call in calls:
         call.own[0].array()[:] = result
         call.own[0].scale(postscale)
-
-
-def _broadcast(calls: Sequence[Call]) -> None:
-    root = calls[0].equal[0]
-    assert isinstance(root, int)
-    content = calls[root].own[0].array().copy()
-    for call in calls:
-        call.own[0].array()[:] = content
-
-
-def _allgather(calls: Sequence[Call]) -> None:
-    content = np.concatenate([call.own[0].array() for call in calls])
-    for call in calls:
-        call.own[1].array()[:] = content
-
-
-def _nothing(calls: Sequence[Call]) -> None:
-    pass
-
-
-COMBINE: Mapping[str, Callable[[Sequence[Call]], None]] = {
-    "start_max": _max, "allreduce": _allreduce, "broadcast": _broadcast, "allgather": _allgather,
-    "barrier": _nothing, "split": _nothing, "empty": _nothing,
-}  # fmt: skip
 
 
 # What memory holds that is given back, as far as it is looked at.
@@ -245,7 +231,7 @@ class Group:
     def _do(self, meeting: Meeting) -> None:
         calls: Sequence[Call] = [call for call in meeting.calls if call is not None]
         try:
-            COMBINE[calls[0].primitive](calls)
+            combine(calls)
         except ValueError as error:
             self.referee.blame(f"{self.name}: {calls[0]}: {error}")
             raise ConnectionLostError("the trial is over") from error

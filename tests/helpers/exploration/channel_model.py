@@ -1,20 +1,34 @@
-"""A model of channels on all ranks: programs, drivers, and an engine where they meet.
+"""A model of channels on all ranks, and what visits every state that it can reach.
 
 The rules are those of production: `transition`, with `decide` inside it, and `unanimous`. What is
 modelled is around them: programs that submit and wait, threads that take their turns in any order,
 and primitives that end when all members have entered the same one.
 
-model_program.py has the words of programs. Where ranks have several channels, of which each has its
+model_rank.py has the words of programs. Where ranks have several channels, of which each has its
 own driver, the letter of a channel stands before each word: "As( As+ As^". At the end of a backward
 pass, a rank takes part in the rounds of its other channels meanwhile. `sets` has the members of
 channels that not all ranks have.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
 from typing import NamedTuple
 
-from model_program import RankModel, Transition, compare_ends, is_call, is_stalled, late_names
-from model_rank import DESERTED, Fault, Rank, end_pass, names_of
+from model_rank import (
+    DESERTED,
+    Fault,
+    Rank,
+    RankModel,
+    Transition,
+    compare_ends,
+    end_pass,
+    is_call,
+    is_stalled,
+    late_names,
+    names_of,
+)
 
 from hvdtrain.core.agreement.lifecycle import ChannelState, Failed, transition
 from hvdtrain.core.gradients import reducer
@@ -143,3 +157,86 @@ class ChannelModel:
         if deserted and not self._deserts:
             raise Fault(f"rank {number} is told of a rank that left, and nobody waits in vain")
         return World(ranks, world.job_ends or (own[0].over and deserted))
+
+
+@dataclass(frozen=True)
+class Explored:
+    states: int
+    fault: str = ""
+
+
+def explore(model: ChannelModel, most: int = 2_000_000) -> Explored:
+    """Visit every state, breadth first, so that a fault comes with one of the shortest ways to it.
+
+    Beside what the model itself objects to, it is a fault that an end cannot be reached from some
+    state: the ranks hang there, or go round for ever.
+    """
+    came_from: dict[World, tuple[World, str] | None] = {model.first(): None}
+    before: dict[World, list[World]] = {}
+    todo, ends = deque(came_from), list[World]()
+
+    def path(world: World) -> str:
+        moves: list[str] = []
+        while (step := came_from[world]) is not None:
+            world, move = step
+            moves.append(move)
+        return " -> ".join(reversed(moves)) or "at the start"
+
+    while todo:
+        world = todo.popleft()
+        try:
+            if model.is_end(world):
+                ends.append(world)
+                continue
+            following = list(model.moves(world))
+        except Fault as fault:
+            return Explored(len(came_from), f"{fault}: {path(world)}")
+        for move, after in following:
+            before.setdefault(after, []).append(world)
+            if after not in came_from:
+                came_from[after] = world, move
+                todo.append(after)
+        if len(came_from) > most:
+            raise AssertionError(f"more than {most} states")
+    ending = set(ends)
+    while ends:
+        for world in before.get(ends.pop(), ()):
+            if world not in ending:
+                ending.add(world)
+                ends.append(world)
+    stuck = next((world for world in came_from if world not in ending), None)
+    lost = "" if stuck is None else f"no end can be reached: {path(stuck)}"
+    return Explored(len(came_from), lost)
+
+
+# What a program does with one operation; those of one name are never in one program.
+PARTS = (*("a", "a a?", "a~", "b b?", "G", "G G?"), *("s( s)", "s( s) s?", "s(", "join", "listen"))
+END = "leave close"
+NAMES = set("abcGs")
+
+
+def programs(parts: int) -> Iterator[str]:
+    for chosen in permutations(PARTS, parts):
+        names = [part[0] for part in chosen]
+        # The thread that fills a step does not wait for anything else meanwhile.
+        after = " ".join(chosen).partition("s( ")[2]
+        if len(set(names)) == len(names) and ("?" not in after or after.startswith("s)")):
+            yield " ".join([*chosen, END])
+
+
+def may_desert(ranks: Sequence[str]) -> bool:
+    """Return whether a program waits for something that another one never submits."""
+    for waiting, other in permutations([program.split() for program in ranks], 2):
+        waits = {word.rstrip("?") for word in waiting if word.endswith("?") or word == "join"}
+        if not waits <= {word.rstrip("(~") for word in other}:
+            return True
+    # What one rank submits before it joins, and another after it, are two operations.
+    sides = [program.partition("join")[::2] for program in ranks]
+    return any(
+        {word[0] for word in before.split()} & {word[0] for word in after.split()} & NAMES
+        for (before, _), (_, after) in permutations(sides, 2)
+    )
+
+
+def short(most: int) -> list[str]:
+    return [program for parts in range(most + 1) for program in programs(parts)]

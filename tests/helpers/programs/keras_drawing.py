@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import random
-from collections.abc import Callable
-from typing import Any
 
-Spec = dict[str, Any]
+from torch_drawing import Draw, Spec
+
 LAYERS = ["dense", "dense", "embedding", "embedding", "norm", "shared", "frozen"]
 EMA = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
@@ -17,13 +15,8 @@ EXCHANGES = ["average", "half:type=bf16", "half:type=fp16", "nbit:bits=2", "powe
 WEIGHTS = ["local:steps=1", "postlocal:after=1,steps=1", "diloco:steps=1,rate=1,momentum=0"]
 
 
-class _Draw(random.Random):
-    def maybe(self, probability: float) -> bool:
-        return self.random() < probability
-
-
 def draw(seed: int, backend: str | None = None) -> Spec:
-    d = _Draw(f"{seed}")
+    d = Draw(f"{seed}")
     backend = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
     program: Spec = {"loop": d.choice(["fit", "fit", "fit", "batch", "own"])}
     program["layers"] = [{"kind": d.choice(LAYERS)} for _ in range(d.randint(1, 4))]
@@ -67,7 +60,7 @@ def draw(seed: int, backend: str | None = None) -> Spec:
     return program
 
 
-def _settings(d: _Draw) -> Spec:
+def _settings(d: Draw) -> Spec:
     settings: Spec = {}
     if d.maybe(0.35):
         settings[d.choice(["clipnorm", "global_clipnorm", "clipvalue"])] = 0.05
@@ -81,7 +74,7 @@ def _settings(d: _Draw) -> Spec:
     return settings
 
 
-def _options(d: _Draw) -> Spec:
+def _options(d: Draw) -> Spec:
     options: Spec = {}
     if d.maybe(0.3):
         options["sparse_as_dense"] = True
@@ -179,12 +172,3 @@ def allowed(program: Spec, backend: str | None = None) -> bool:
     except IndexError:  # a step or a loss without what it needs
         return False
     return settled == program
-
-
-# Features that are known to go wrong: the test draws no program that has them all.
-KNOWN: dict[str, Callable[[Spec], bool]] = {}
-
-
-def known(program: Spec) -> str | None:
-    """Return which known fault a program may run into."""
-    return next((name for name, applies in KNOWN.items() if applies(program)), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 Spec = dict[str, Any]
@@ -21,13 +20,13 @@ KINDS = [
 EVENTS = ["freeze", "add", "reload", "rate", "model", "broadcast", "evaluate", "wrap", "resume"]
 
 
-class _Draw(random.Random):
+class Draw(random.Random):
     def maybe(self, probability: float) -> bool:
         return self.random() < probability
 
 
 def draw(seed: int) -> Spec:
-    d = _Draw(f"{seed}")
+    d = Draw(f"{seed}")
     program: Spec = {"layers": [_layer(d) for _ in range(d.randint(1, 5))]}
     layers = program["layers"]
     if not any(layer["kind"] == "linear" for layer in layers):
@@ -75,7 +74,7 @@ def draw(seed: int) -> Spec:
     return program
 
 
-def _layer(d: _Draw) -> Spec:
+def _layer(d: Draw) -> Spec:
     layer: Spec = {"kind": d.choice(KINDS)}
     if layer["kind"] == "embedding" and d.maybe(0.6):
         layer["sparse"] = True
@@ -97,7 +96,7 @@ def _layer(d: _Draw) -> Spec:
     return layer
 
 
-def _steps(d: _Draw, program: Spec) -> None:
+def _steps(d: Draw, program: Spec) -> None:
     program["steps"] = []
     for number in range(d.randint(1, 4)):
         step: Spec = {"seed": number, "rows": [d.randint(1, 4) for _ in range(d.randint(1, 4))]}
@@ -144,7 +143,7 @@ def _partial(program: Spec) -> bool:
     return odd or any(0 in step["rows"] for step in steps) or "join" in program
 
 
-def _settle(d: _Draw, program: Spec) -> None:
+def _settle(d: Draw, program: Spec) -> None:
     """Leave out what programs must not do."""
     layers, steps = program["layers"], program["steps"]
     kinds = {layer["kind"] for layer in layers}
@@ -162,11 +161,9 @@ def _settle(d: _Draw, program: Spec) -> None:
                 program["optimizers"] = ["sparse_adam", d.choice(["sgd", "adagrad"])]
                 for layer in layers:
                     layer["optimizer"] = 0 if layer.get("sparse") else 1
-            program.pop("pre_hook", None)
-            program.pop("join", None)  # which is refused: a joined rank has no rows to give
-            for step in steps:
-                step.pop("clip", None)
-                step.pop("peek", None)
+            # To join is refused: a joined rank has no rows to give.
+            _drop([program], "pre_hook", "join")
+            _drop(steps, "clip", "peek")
     if "scalar" in kinds:  # torch knows no largest of no elements
         for step in steps:
             if step.get("clip") == "inf":
@@ -174,43 +171,33 @@ def _settle(d: _Draw, program: Spec) -> None:
     if "complex" in kinds:
         if program.get("exchange") in GRADIENTS[3:]:  # which refuse them
             del program["exchange"]
-        program.pop("pre_hook", None)
-        program.pop("scaler", None)
-        for step in steps:
-            step.pop("overflow", None)
-            if step.get("clip") == "value":
-                del step["clip"]
+        _drop([program], "pre_hook", "scaler")
+        _drop(steps, "overflow")
+        _drop([step for step in steps if step.get("clip") == "value"], "clip")
     world = program["world"]
     if program.get("sharded") and (world["ENGINE"] == "gloo" or not world["SHARED_MEMORY"]):
-        for layer in layers:
-            if layer.get("dtype") == "bf16":  # which is refused
-                del layer["dtype"]
+        # Which is refused.
+        _drop([layer for layer in layers if layer.get("dtype") == "bf16"], "dtype")
     if "members" in program:  # each rank that is none of them trains alone
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]]
     # Batch normalization needs rows on all ranks, and is not differentiated twice.
     if "batchnorm" in kinds:
-        program.pop("join", None)
-        program.pop("members", None)
+        _drop([program], "join", "members")
+        _drop(steps, "penalty", "graph")
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]] + [3]
-            step.pop("penalty", None)
-            step.pop("graph", None)
     reentrant = [layer for layer in layers if layer.get("checkpoint") == "reentrant"]
     if "tied" in kinds:  # which is refused
         for layer in reentrant:
             layer["checkpoint"] = "non-reentrant"
         reentrant = []
-    for layer in reentrant:  # one process accumulates the gradient of each rank's rows by itself
-        for when in ("hooks_before", "hooks_after"):
-            layer.pop(when, None)
+    # One process accumulates the gradient of each rank's rows by itself.
+    _drop(reentrant, "hooks_before", "hooks_after")
     if reentrant:  # which refuses torch.autograd.grad, and recomputes once
-        for step in steps:
-            for key in ("penalty", "peek", "retain", "graph"):
-                step.pop(key, None)
+        _drop(steps, "penalty", "peek", "retain", "graph")
     if any(layer.get("checkpoint") for layer in layers):
-        for step in steps:
-            step.pop("retain", None)
+        _drop(steps, "retain")
     partial = _partial(program)
     program["optimizers"] = program["optimizers"][: len(layers)]
     if any(layer.get("dtype") == "bf16" for layer in layers) or "half" in program.get(
@@ -224,19 +211,16 @@ def _settle(d: _Draw, program: Spec) -> None:
     weights = exchange in WEIGHTS
     if weights:  # between which gradients are those of each rank
         _limit(program, PLAIN[: 1 if partial else 3])
-        for key in ("scaler", "pre_hook"):
-            program.pop(key, None)
+        _drop([program], "scaler", "pre_hook")
+        _drop(steps, *(("clip", "skip") if partial else ("clip",)))
         for step in steps:
-            for key in ("clip", "skip") if partial else ("clip",):
-                step.pop(key, None)
             events = step.get("before", [])
             events[:] = [e for e in events if e["kind"] != "freeze"]  # which is refused
     if "conv" in kinds:  # torch's LBFGS takes no channels_last
         _limit(program, [*PLAIN, "sparse_adam"])
     closing = program["optimizers"][0] in CLOSING
     if closing:
-        for key in ("scaler", "overlap"):
-            program.pop(key, None)
+        _drop([program], "scaler", "overlap")
         if partial:  # others cannot tell which of several evaluations this rank has
             del program["optimizers"][1:]
     if program.get("overlap") == "plain" and (weights or "scaler" in program):
@@ -279,15 +263,12 @@ def _settle(d: _Draw, program: Spec) -> None:
                     del layer[when]
 
 
+def _drop(parts: list[Spec], *keys: str) -> None:
+    for part in parts:
+        for key in keys:
+            part.pop(key, None)
+
+
 def _limit(program: Spec, names: list[str]) -> None:
     """Take other optimizers for those with other names."""
     program["optimizers"] = [n if n in names else "sgd" for n in program["optimizers"]]
-
-
-# Features that are known to go wrong: the test draws no program that has them all.
-KNOWN: dict[str, Callable[[Spec], bool]] = {}
-
-
-def known(program: Spec) -> str | None:
-    """Return which known fault a program may run into."""
-    return next((name for name, applies in KNOWN.items() if applies(program)), None)

@@ -5,20 +5,20 @@ from math import exp
 
 import numpy as np
 import pytest
-from hvdtrain_bench.analysis import kills, statistics
-from hvdtrain_bench.analysis.judge import efficiencies, is_trustworthy, rows
-from hvdtrain_bench.analysis.losses import Curve, compare_losses
-from hvdtrain_bench.harness.notes import Note
+from hvdtrain_bench.analysis import judge
+from hvdtrain_bench.analysis.judge import Curve, compare_losses, efficiencies, is_trustworthy, rows
+from hvdtrain_bench.elastic import kills
+from hvdtrain_bench.elastic.notes import Note
 from hvdtrain_bench.harness.results import Case
 from hvdtrain_bench.harness.settings import period_of, turn_steps
 from hvdtrain_bench.harness.turns import in_turns
 from scipy import stats  # type: ignore[import-untyped]
 
 
-@pytest.mark.parametrize("count", statistics.STUDENT)
+@pytest.mark.parametrize("count", judge.STUDENT)
 def test_few_repeats_have_the_interval_of_students_t(count: int) -> None:
     logs = [0.3 + 0.1 * number for number in range(count)]
-    interval = statistics.ratio_interval([exp(one) for one in logs])
+    interval = judge.ratio_interval([exp(one) for one in logs])
     expected = stats.t.interval(0.99, count - 1, np.mean(logs), stats.sem(logs))
     assert interval == pytest.approx([exp(one) for one in expected], rel=1e-3)
 
@@ -26,18 +26,18 @@ def test_few_repeats_have_the_interval_of_students_t(count: int) -> None:
 @pytest.mark.parametrize(
     ("ratios", "said"),
     [
-        ((9.0,), statistics.TOO_FEW_REPEATS),
-        ((9.0, 9.0), statistics.TOO_FEW_REPEATS),
+        ((9.0,), judge.TOO_FEW_REPEATS),
+        ((9.0, 9.0), judge.TOO_FEW_REPEATS),
         ((9.0, 9.0, 9.0), "slower"),
-        ((1.015,) * 3, statistics.WITHIN_THE_NOISE),  # certain, but too small to matter
-        ((1.03, 1.3, 1.9), statistics.WITHIN_THE_NOISE),  # three that vary as much
-        ((1.5, 1.5, 1.5, 1.5, 0.99), statistics.WITHIN_THE_NOISE),
+        ((1.015,) * 3, judge.WITHIN_THE_NOISE),  # certain, but too small to matter
+        ((1.03, 1.3, 1.9), judge.WITHIN_THE_NOISE),  # three that vary as much
+        ((1.5, 1.5, 1.5, 1.5, 0.99), judge.WITHIN_THE_NOISE),
         ((0.5, 0.41, 0.63, 0.4, 0.55), "faster"),
         ((1.5,) * 11 + (0.2,), "slower"),  # one outlier of many
     ],
 )
 def test_what_repeats_say(ratios: Sequence[float], said: str) -> None:
-    assert statistics.compare([1.0] * len(ratios), ratios).verdict == said
+    assert judge.compare([1.0] * len(ratios), ratios).verdict == said
 
 
 def test_all_take_one_turn_in_each_repeat() -> None:

@@ -3,19 +3,21 @@
 from typing import Any
 
 import pytest
+from hvdtrain_bench.analysis.report import check_line
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.paper import Work, seconds_on, step_seconds
-from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
-from hvdtrain_bench.scaling.report import check_line
-from hvdtrain_bench.scaling.scheme import (
+from hvdtrain_bench.scaling.paper import (
     AVERAGE,
     PRESETS,
     Cluster,
     Link,
     Scheme,
+    Work,
     allreduce_seconds,
     backward_seconds,
+    seconds_on,
+    step_seconds,
 )
+from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
 
 from hvdtrain.errors import HvdtrainError
 

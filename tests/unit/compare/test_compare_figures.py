@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
+from hvdtrain_bench.analysis.judge import WITHIN_THE_NOISE
 from hvdtrain_bench.compare import protocol
-from hvdtrain_bench.compare.contenders import parse_contenders
-from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
+from hvdtrain_bench.compare.meters import Division, ExactDivision, PaddedDivision
+from hvdtrain_bench.compare.page import ratio_text
 from hvdtrain_bench.compare.rows import (
     Ratio,
     SampleCount,
@@ -18,8 +18,7 @@ from hvdtrain_bench.compare.rows import (
     ratio_to,
     time_steps,
 )
-from hvdtrain_bench.compare.strategies import Need
-from hvdtrain_bench.compare.tables import ratio_text
+from hvdtrain_bench.compare.strategies import Need, parse_contenders
 from hvdtrain_bench.compare.turns import Outcome, Turn, failure, largest_difference
 from hvdtrain_bench.harness.jobs import JobEnd
 from hypothesis import given

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hvdtrain_lint.check import check_script
-from hvdtrain_lint.running.compare import Fact, compare, read_facts
+from hvdtrain_lint.command import check_script
+from hvdtrain_lint.running.start import Fact, compare, read_facts
 from lint_cases import DDP
 
 MISTAKE = DDP + "torch.save(model.state_dict(), 'model.pt'){}\n"

@@ -1,9 +1,13 @@
-"""What the lint finds in scripts, and leaves alone."""
+"""What the lint finds in scripts, and leaves alone, and how much it does for that."""
 
+import gc
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
-from hvdtrain_lint.check import FINDERS, check_script
+from hvdtrain_lint.command import FINDERS, check_script
 from hvdtrain_lint.rules.rule import RULES, Finding
 from lint_cases import DDP, MISTAKES, RIGHT
 from lint_form_cases import FORM_MISTAKES, FORM_RIGHT
@@ -168,3 +172,35 @@ def test_the_mistakes_of_a_script_are_found_and_nothing_else(tmp_path: Path) -> 
         if code.startswith("HVD")
     }
     assert {(each.line, each.code) for each in found(tmp_path, DISTRIBUTOR)} == expected
+
+
+def calls_in(function: Callable[[], object]) -> int:
+    """Return how many functions Python calls, or goes on with, in a function."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    gc.disable()  # it would call what others have left
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return count
+
+
+@pytest.mark.parametrize("term", ["'a'", "a.b * f(a)"])
+@pytest.mark.parametrize("rest", ["x = {}\n", "print({})\n", "for y in z:\n    print(y, {})\n"])
+def test_long_sums(tmp_path: Path, term: str, rest: str) -> None:
+    def calls(terms: int) -> int:
+        path = tmp_path / "script.py"
+        path.write_text(DDP + rest.format(" + ".join([term] * terms)))
+        return calls_in(lambda: check_script(path))
+
+    few, some, many = (calls(terms) for terms in (50, 200, 350))
+    # As many terms more, as much more to do; and as the square of them, twice as much and more.
+    assert many - some == pytest.approx(some - few, rel=0.2)

@@ -8,8 +8,7 @@ import pytest
 from hvdtrain_report.curves import read_curves, thinned
 from hvdtrain_report.ranks import read_ranks
 from hvdtrain_report.run import distinct_names, read_run
-from hvdtrain_report.tables import facts, side_by_side
-from hvdtrain_report.verdict import verdict
+from hvdtrain_report.tables import facts, side_by_side, verdict
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import make_run

@@ -7,11 +7,9 @@ import re
 from itertools import pairwise
 
 from hvdtrain_lint.rules.rule import Places
-from hvdtrain_lint.source.collective import collective, leads_to
 from hvdtrain_lint.source.guards import Branch
-from hvdtrain_lint.source.names import HVD
-from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import blocks, calls_in, last_name, written
+from hvdtrain_lint.source.script import Script, collective, leads_to
+from hvdtrain_lint.source.tree import HVD, blocks, calls_in, last_name, written
 
 _CALLBACKS = (
     *("BroadcastGlobalVariablesCallback", "BroadcastGlobalVariablesHook", "MetricAverageCallback"),

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 
 from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
-from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import Scope, constant, last_name, path_of, words_in, written
+from hvdtrain_lint.source.tree import HVD, Scope, constant, last_name, path_of, words_in, written
 
 _NOT_IN_PLACE = {f"{HVD}.allreduce", f"{HVD}.broadcast", f"{HVD}.allgather"}
 _AVERAGE = ast.Name("Average")

@@ -25,8 +25,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """One mistake that the lint knows."""
-
     code: str
     title: str
     reason: str

@@ -7,7 +7,6 @@ import re
 from itertools import islice
 
 from hvdtrain_lint.rules.rule import Places
-from hvdtrain_lint.source.collective import averages_by_hvd, collective
 from hvdtrain_lint.source.data import (
     WRAPPERS,
     evaluates,
@@ -17,7 +16,7 @@ from hvdtrain_lint.source.data import (
     rank_samplers,
     reads,
 )
-from hvdtrain_lint.source.script import Script
+from hvdtrain_lint.source.script import Script, averages_by_hvd, collective
 from hvdtrain_lint.source.tree import calls_in, last_name, words_in, written
 
 _SAMPLERS = ("DistributedSampler", "GlobalBatchSampler", "ElasticSampler")

@@ -11,9 +11,8 @@ from math import nan
 from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
-from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import NAMES, constant, divided, last_name, path_of, words_in
+from hvdtrain_lint.source.tree import HVD, NAMES, constant, divided, last_name, path_of, words_in
 
 _OPTIMIZERS = {
     *("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "NAdam"),

@@ -7,13 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TypeAlias
 
-from hvdtrain_lint.source.names import HVD, Names, Part, Path, Selector, Step, Value, interface_of
 from hvdtrain_lint.source.tree import (
     DEFINITIONS,
     FUNCTIONS,
+    HVD,
     NAMES,
     Function,
+    Part,
+    Path,
+    Selector,
+    Step,
+    Tree,
+    Value,
     constant,
+    interface_of,
     last_name,
     path_of,
 )
@@ -33,7 +40,7 @@ PASSING = {
 }
 
 
-class Values(Names):
+class Values(Tree):
     """Follows values within a script and the modules beside it."""
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
@@ -175,7 +182,6 @@ class Values(Names):
         return default if value is None else constant(ends[0]) if len(ends) == 1 else ""
 
     def arguments(self, call: ast.Call) -> list[ast.expr]:
-        """Return all arguments of a call."""
         args, named = self.given(call)
         return [*args, *named.values()]
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
 import pytest
-from channel_model import ChannelModel
-from model_program import Transition
-from model_rank import Explored, explore
-from program_lists import END, may_desert, short
+from channel_model import END, ChannelModel, Explored, explore, may_desert, short
+from model_rank import Transition
 
 from hvdtrain.core.agreement import lifecycle
 from hvdtrain.core.gradients import reducer

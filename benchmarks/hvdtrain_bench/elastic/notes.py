@@ -1,4 +1,4 @@
-"""Lines about what a process of a job does, with their times; they are left when it is killed."""
+"""What the jobs train, and the notes that their processes leave when they are killed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+RANKS = 3
+BATCH = 32  # samples of each rank
+STEPS = 120  # of three ranks, in one epoch
+SAMPLES = RANKS * BATCH * STEPS
+
+
 WORLD, BEGIN, END = "world", "begin", "end"
 # What happened, when by the clock that all processes of a host share, and more.
 Note = dict[str, Any]
 
 
 class Notes:
-    """Appends lines to a file of this process."""
-
     def __init__(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def add(self, event: str, **values: Any) -> None:
-        """Append a line."""
         line: Note = {"event": event, "at": time.monotonic(), **values}
         os.write(self._file, f"{json.dumps(line)}\n".encode())
 
