@@ -25,7 +25,8 @@ from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.shared_memory.kernel import load_kernel
-from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
+from hvdtrain.engines.torch_distributed.failures import Members
+from hvdtrain.engines.torch_distributed.rendezvous import open_on_ranks
 from hvdtrain.types import ReduceOp
 from hvdtrain_bench.harness.ranks import Ranks
 
@@ -190,10 +191,10 @@ class PeerLibraries:
 
 def _start_gloo(config: Config) -> Callable[[], None]:
     """Create the default process group of torch.distributed; return what destroys it."""
-    leaves: list[Callable[[], None]] = [dist.destroy_process_group]
+    leaves: list[Callable[[], object]] = [dist.destroy_process_group]
 
-    def start(found: RankInfo) -> EngineWorld:
-        if len(set(found.nodes)) == 1:
+    def start(found: Members, nodes: tuple[int, ...], _: tuple[str, ...]) -> EngineWorld:
+        if len(set(nodes)) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo", store=found.store, rank=found.rank, world_size=found.size)
         leaves.append(found.leave)
