@@ -279,3 +279,15 @@ class Marker(Operation):
 
     def execute(self, communicator: Communicator) -> None:
         pass
+
+
+class Work(Operation):
+    """A function that all members of a channel call together."""
+
+    def __init__(self, request: Request, work: Callable[[Communicator], Any]) -> None:
+        super().__init__()
+        self.request, self._work = request, work
+
+    @collective
+    def execute(self, communicator: Communicator) -> Any:
+        return self._work(communicator)

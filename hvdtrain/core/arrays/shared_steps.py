@@ -38,7 +38,6 @@ from hvdtrain.core.sharding.segments import (
     Segment,
     newton_schulz_cost,
     segments_of,
-    whole_segments_of,
 )
 from hvdtrain.engines.features import Slices
 
@@ -440,11 +439,7 @@ class ArraySharedSteps:
             newton_schulz_cost(spec.shape) if rule.whole else spec.count
             for spec, rule in zip(self._specs, self._rules, strict=True)
         ]
-        segments = (
-            whole_segments_of(plan, owners.slices.owners, costs)
-            if self._whole
-            else segments_of(plan, owners.slices.owners)
-        )
+        segments = segments_of(plan, owners.slices.owners, costs if self._whole else None)
         memory = StateMemory(owners, segments, quantities)
         self._owned = memory.owned
 

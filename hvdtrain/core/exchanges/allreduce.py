@@ -79,5 +79,5 @@ class AllreduceExchange(Exchange):
         if placed is not None:
             placed.scatter()
 
-    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
+    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros | None:
         return Zeros(tuple(kinds), self.op, postscale=self._predivide)

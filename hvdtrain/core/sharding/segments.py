@@ -37,13 +37,26 @@ class Segment:
         return slice(self.start, self.start + self.count)
 
 
-def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
-    """Return the segments of each owner, in the order of the plan.
+def segments_of(
+    plan: BucketPlan, owners: int, costs: Sequence[int] | None = None
+) -> list[list[Segment]]:
+    """Return the segments of each owner: of slices of buckets, in the order of the plan.
 
     An owner has at most one segment of a parameter, and every element has exactly one owner.
-    Parameters without elements belong to the first owner, because they have a state, too.
+    Parameters without elements belong to the first owner, because they have a state, too. With
+    costs, owners have whole parameters of about equal cost together: the costliest parameters are
+    given first, each to the owner that has the least by then.
     """
     found: list[list[Segment]] = [[] for _ in range(owners)]
+    if costs is not None:
+        totals = [0] * owners
+        for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+            owner, number = totals.index(min(totals)), plan.bucket_of[index]
+            totals[owner] += costs[index]
+            bucket, count = plan.buckets[number], plan.specs[index].count
+            start = bucket.starts[bucket.parameters.index(index)]
+            found[owner].append(Segment(index, 0, count, number, start, whole=True))
+        return found
     for number, bucket in enumerate(plan.buckets):
         bounds = pairwise(aligned_bounds(bucket.count, owners))
         for segments, (low, high) in zip(found, bounds, strict=True):
@@ -54,22 +67,6 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
                     segments.append(Segment(index, 0, 0, number, begin))
                 elif start < end:
                     segments.append(Segment(index, start - begin, end - start, number, start))
-    return found
-
-
-def whole_segments_of(plan: BucketPlan, owners: int, costs: Sequence[int]) -> list[list[Segment]]:
-    """Return the segments of each owner, whole parameters of about equal cost together.
-
-    The costliest parameters are given first, each to the owner that has the least by then.
-    """
-    totals = [0] * owners
-    found: list[list[Segment]] = [[] for _ in range(owners)]
-    for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
-        owner, number = totals.index(min(totals)), plan.bucket_of[index]
-        totals[owner] += costs[index]
-        bucket = plan.buckets[number]
-        start = bucket.starts[bucket.parameters.index(index)]
-        found[owner].append(Segment(index, 0, plan.specs[index].count, number, start, whole=True))
     return found
 
 

@@ -143,7 +143,8 @@ class TorchStateMemory(StateMemory):
     ) -> None:
         super().__init__(owners, segments, quantities)
         self._specs = specs
-        self._slots = {
+        # Where the state of each of this rank's segments lies, by name.
+        self.slots = {
             segment.parameter: {
                 name: self._slot(segment, name, quantity)
                 for name, quantity in self.quantities[segment.parameter].items()
@@ -159,7 +160,7 @@ class TorchStateMemory(StateMemory):
     def keep(self, index: int, entry: Entry) -> None:
         """Move the state of one of this rank's segments into the memory."""
         for name, value in entry.items():
-            slot = self._slots[index].get(name)
+            slot = self.slots[index].get(name)
             if value is None:  # as a checkpoint may have it
                 continue
             if slot is None:
@@ -174,15 +175,11 @@ class TorchStateMemory(StateMemory):
                 entry[name] = slot
         self.note(index)
 
-    def slots(self, index: int) -> dict[str, torch.Tensor]:
-        """Return where the state of one of this rank's segments lies, by name."""
-        return dict(self._slots[index])
-
     def begin(self, index: int, entry: Entry) -> bool:
         """Complete the state of one of this rank's segments with zeros in the memory."""
         missing = [name for name in self.quantities[index] if entry.get(name) is None]
         for name in missing:
-            entry[name] = self._slots[index][name].zero_()
+            entry[name] = self.slots[index][name].zero_()
         self.note(index)
         return bool(missing)
 

@@ -17,7 +17,7 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import format_ranks
 from hvdtrain.torch.functions import broadcast_module
-from hvdtrain.torch.sharding.fused_update import shares_exactly
+from hvdtrain.torch.sharding.node_update import shares_exactly
 from hvdtrain.train.optimizers.layerwise import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
