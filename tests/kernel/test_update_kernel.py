@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_kinds
+from coded_rows import LENGTHS, coded, rows_of_all_kinds
 from compiling import LEVELS, compile_library, supports
 
 from hvdtrain.core.exchanges import codes
@@ -134,6 +134,7 @@ def test_codes_of_all_instruction_sets_have_the_bits_of_numpy(
         for length in LENGTHS:
             rows = rows_of_all_kinds(length, kind)
             for bits in BITS:
-                expected = coded_by_arrays(rows.copy(), bits)
-                for one, other in zip(coded_by_kernel(rows.copy(), bits), expected, strict=True):
+                expected = coded(codes.code_arrays, rows.copy(), bits)
+                found = coded(codes.with_kernel, rows.copy(), bits)
+                for one, other in zip(found, expected, strict=True):
                     assert one.tobytes() == other.tobytes()
