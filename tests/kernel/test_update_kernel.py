@@ -1,9 +1,9 @@
 """The compiled optimizer step and arithmetic of codes, for each instruction set."""
 
 import ctypes
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     return found
 
 
-def kernel_step(
-    gradients: Sequence[Numbers], weights: Sequence[Numbers], form: Form, **fields: object
-) -> KernelStep:
+def kernel_step(gradients: Any, weights: Any, form: Form, **fields: Any) -> KernelStep:
     targets, is_double = [[row.ctypes.data for row in weights]], gradients[0].dtype == np.float64
     step = KernelStep(targets, form, count=COUNT, is_double=is_double, **fields)
     step.gradients[:] = [row.ctypes.data for row in gradients]

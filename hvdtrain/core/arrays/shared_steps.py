@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,21 @@ def cast(number: float, dtype: np.dtype[Any]) -> Any:
     return dtype.type(np.float32(number))
 
 
+@dataclass(frozen=True)
+class StepValues:
+    """What an optimizer's settings say about a step, equal on all ranks."""
+
+    rate: float
+    steps: int
+    decays: Sequence[float | None]
+    clip_norm: float | None = None
+    clip_value: float | None = None
+
+
+# What an optimizer keeps for a variable, an array for each quantity.
+State: TypeAlias = Sequence[HostArray]
+
+
 class UpdateRule(Protocol):
     """How an optimizer updates the elements of a variable, each by itself if it is not `whole`."""
 
@@ -56,12 +71,7 @@ class UpdateRule(Protocol):
     def quantities(self) -> Sequence[str]: ...
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         """Update weights and state, [n] for each quantity, in place; overwrite the gradient."""
 
@@ -79,15 +89,10 @@ class SgdRule:
         return ("momentum",) if self.momentum else ()
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         momentum = cast(self.momentum, weights.dtype)
-        gradient *= weights.dtype.type(rate)
+        gradient *= weights.dtype.type(now.rate)
         if not state:
             weights -= gradient
             return
@@ -116,19 +121,14 @@ class AdamRule:
         return ("momentum", "velocity", *(("velocity_hat",) if self.amsgrad else ()))
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         kind = weights.dtype.type
         power_1, power_2 = (
-            np.power(cast(beta, weights.dtype), kind(steps + 1))
+            np.power(cast(beta, weights.dtype), kind(now.steps + 1))
             for beta in (self.beta_1, self.beta_2)
         )
-        alpha = kind(rate * self.ratio) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
+        alpha = kind(now.rate * self.ratio) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
         first, second = state[:2]
         change = gradient - first
         change *= kind(1 - self.beta_1)
@@ -164,12 +164,7 @@ class MuonRule:
         return ("momentum",)
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         (velocity,) = state
         velocity += gradient + velocity * cast(self.momentum - 1, weights.dtype)
@@ -177,7 +172,7 @@ class MuonRule:
         if self.nesterov:
             wanted = gradient + velocity * cast(self.momentum, weights.dtype)
         change = self.orthogonalize(wanted.reshape(self.shape)).reshape(-1)
-        weights -= change * weights.dtype.type(rate)
+        weights -= change * weights.dtype.type(now.rate)
 
 
 # Variables keep the weights of a step while those of the next one are written.
@@ -306,17 +301,6 @@ class KeptArray:
         self._factor = None
 
 
-@dataclass(frozen=True)
-class StepValues:
-    """What an optimizer's settings say about a step, equal on all ranks."""
-
-    rate: float
-    steps: int
-    decays: Sequence[float | None]
-    clip_norm: float | None = None
-    clip_value: float | None = None
-
-
 # Variables without a gradient that a message names.
 _MOST_NAMED = 8
 
@@ -373,7 +357,7 @@ class ArraySharedSteps:
         segment: Segment,
         own: HostArray,
         gradient: HostArray,
-        state: Sequence[HostArray],
+        state: State,
         places: Sequence[HostArray],
         values: StepValues,
     ) -> None:
@@ -386,7 +370,7 @@ class ArraySharedSteps:
             if decay is not None:
                 updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
             kept = [quantity[block] for quantity in state]
-            rule.update(updated, gradient[block], kept, values.rate, values.steps)
+            rule.update(updated, gradient[block], kept, values)
             for place in places:
                 place[block] = updated
 

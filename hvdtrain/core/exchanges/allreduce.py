@@ -79,5 +79,5 @@ class AllreduceExchange(Exchange):
         if placed is not None:
             placed.scatter()
 
-    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros | None:
+    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> Zeros:
         return Zeros(tuple(kinds), self.op, postscale=self._predivide)

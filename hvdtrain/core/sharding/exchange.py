@@ -145,7 +145,7 @@ class ShardedExchange(AllreduceExchange):
         else:
             sum_slice(self.slices, bucket.buffer, bucket.placed, self.factors(info))
 
-    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> None:
+    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> None:  # type: ignore[override]
         return None
 
 

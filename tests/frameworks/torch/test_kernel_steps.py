@@ -257,7 +257,12 @@ def test_corrections_are_computed_as_in_python_without_roots_of_mkl() -> None:
     weights, mean, square = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).split(1)
     steps, gradient = torch.tensor(unlike[0] - 1.0), torch.ones(1, dtype=torch.float64)
     addresses, state = [[weights.data_ptr()]], [mean.data_ptr(), square.data_ptr(), 0]
-    fields = {"state": state, "steps": steps.data_ptr(), "count": 1, "is_double": True}
+    fields: dict[str, Any] = {
+        "state": state,
+        "steps": steps.data_ptr(),
+        "count": 1,
+        "is_double": True,
+    }
     step = KernelStep(addresses, Form(contracts=True, width_bytes=0), **fields)
     step.gradients[:] = gradient.data_ptr()
     step.update([rule])

@@ -32,14 +32,13 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.local import LocalCommunicator
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.types import ReduceOp
 
 FREE = AllreduceCost(0.0, float("inf"))
 
 
 def spec_of(name: str, *shape: int) -> ParameterSpec:
-    strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-    return ParameterSpec(name, shape, strides, DType.FLOAT32, "float32", "cpu")
+    return ParameterSpec.of_array(name, shape, "float32", "float32")
 
 
 def plan_of(counts: Sequence[int], bucket_bytes: int) -> BucketPlan:
