@@ -166,7 +166,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._clipped = False
         self._skips = False
         taken = context.current().config.torch_steps
-        self._kernel = KernelSteps(optimizer) if taken else None
+        self._kernel = KernelSteps(optimizer) if taken and self._shared is None else None
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.

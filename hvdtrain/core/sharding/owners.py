@@ -88,7 +88,7 @@ class StateMemory:
         quantities: Sequence[Mapping[str, Quantity]],
     ) -> None:
         self._segments, self.quantities, self._number = segments, quantities, owners.number
-        self._layouts = [StateLayout(own, quantities) for own in segments]
+        self._layouts = [StateLayout.of(own, quantities) for own in segments]
         nbytes = max(1, *(layout.nbytes for layout in self._layouts))
         self.owned = segments[self._number] if self._number < len(segments) else []
         self._memories = owners.allocate(nbytes, "optimizer's state")

@@ -127,21 +127,27 @@ class Quantity:
         return elements if self.elementwise else 1
 
 
+@dataclass(frozen=True)
 class StateLayout:
     """Positions of an owner's optimizer state in one memory, in bytes.
 
     The memory begins with one byte for each segment: whether there is a state for it.
     """
 
-    def __init__(
-        self, segments: Sequence[Segment], quantities: Sequence[Mapping[str, Quantity]]
-    ) -> None:
-        self.numbers = {segment.parameter: number for number, segment in enumerate(segments)}
-        self.offsets: dict[tuple[int, str], int] = {}
+    numbers: Mapping[int, int]
+    offsets: Mapping[tuple[int, str], int]
+    nbytes: int
+
+    @classmethod
+    def of(
+        cls, segments: Sequence[Segment], quantities: Sequence[Mapping[str, Quantity]]
+    ) -> StateLayout:
+        numbers = {segment.parameter: number for number, segment in enumerate(segments)}
+        offsets: dict[tuple[int, str], int] = {}
         end = len(segments)
         for segment in segments:
             for quantity in quantities[segment.parameter].values():
                 end = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-                self.offsets[segment.parameter, quantity.name] = end
+                offsets[segment.parameter, quantity.name] = end
                 end += quantity.count(segment.count) * quantity.dtype.itemsize
-        self.nbytes = end
+        return cls(numbers, offsets, end)

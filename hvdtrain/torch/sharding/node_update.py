@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context
+from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES
@@ -19,12 +22,14 @@ from hvdtrain.core.sharding.kernel import Form, KernelRule, KernelStep, Scales
 from hvdtrain.core.sharding.owners import NodeOwners
 from hvdtrain.core.sharding.segments import Quantity
 from hvdtrain.engines.features import Slices
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.kernel_step import STATES, TYPES, find_form, kernel_rule
 from hvdtrain.torch.sharding.segment_optimizer import quantities_of
-from hvdtrain.torch.sharding.state_memory import Entry, TorchStateMemory, WeightMemory
+from hvdtrain.torch.sharding.state_memory import Entry, TorchStateMemory
 from hvdtrain.torch.sharding.update import OwnerUpdate, power_sum
 from hvdtrain.torch.tensors.parts import parameters_of
+from hvdtrain.torch.tensors.routes import from_buffer
 from hvdtrain.types import DType, ReduceOp
 
 
@@ -61,8 +66,14 @@ def _has_own_memory(parameter: torch.nn.Parameter) -> bool:
     return parameter.untyped_storage().nbytes() == parameter.nbytes > 0
 
 
+_ALIGNMENT_BYTES = 128
+
+
 class NodeUpdate(OwnerUpdate):
     """Takes the step for all ranks of the node.
+
+    Each rank has its own copy of all weights, in memory that all of them access: `p.data` becomes a
+    view of it.
 
     Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
     buckets until the step, which sums them in the same pass.
@@ -77,8 +88,22 @@ class NodeUpdate(OwnerUpdate):
     ) -> None:
         super().__init__(optimizer, buckets, slices)
         owners = self._owners = NodeOwners(buckets.channel, slices, buckets.name)
-        self._weights = WeightMemory(self._parameters, buckets.plan.specs, owners)
-        self.shared = self._weights.shared
+        specs = buckets.plan.specs
+        _check_memory(self._parameters, specs)
+        lengths = [-(-spec.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for spec in specs]
+        places = list(zip(accumulate(lengths, initial=0), specs, strict=False))
+        copies = owners.find_memory(max(1, sum(lengths)), "weights")
+        self.shared = copies is not None
+        if copies is None:
+            return
+        copies.insert(0, copies.pop(owners.number))
+        # All weights of each rank, of this one first.
+        self._weights = [
+            [Buffer.of(copy[first : first + s.nbytes]).view(s.dtype) for first, s in places]
+            for copy in copies
+        ]
+        self._elements = [from_buffer(buffer) for buffer in self._weights[0]]
+        self._move_weights()
         self._settings: object = None
         kind: type = type(optimizer)
         self._kind = kind
@@ -88,9 +113,27 @@ class NodeUpdate(OwnerUpdate):
         # Of each rank's gradients the factor; none where the kernel takes no step.
         self._boards: list[npt.NDArray[np.float64]] = []
         if self._form is not None:
-            copies = owners.find_memory(8, "factors")
-            self._boards = [copy.view(np.float64) for copy in copies or ()]
-        self._takes_all = all(spec.dtype in KERNEL_TYPES for spec in buckets.plan.specs)
+            boards = owners.find_memory(8, "factors")
+            self._boards = [board.view(np.float64) for board in boards or ()]
+        self._takes_all = all(spec.dtype in KERNEL_TYPES for spec in specs)
+
+    def _move_weights(self) -> None:
+        """Move weights into the memory whose parameter has another one, with their values."""
+        specs = self.buckets.plan.specs
+        for parameter, own, spec in zip(self._parameters, self._weights[0], specs, strict=True):
+            if parameter.data_ptr() == own.pointer or not spec.count:
+                continue
+            weights = parameter.detach()
+            # Not of `_elements`, which would move with p.data.share_memory_().
+            view = from_buffer(own).as_strided(spec.shape, spec.strides)
+            if weights.shape != view.shape or weights.dtype != view.dtype or not weights.is_cpu:
+                raise UnsupportedError(
+                    f"sharded=True: parameter {spec.name!r} was {view.dtype} {tuple(view.shape)} "
+                    f"on the CPU and is {weights.dtype} {tuple(weights.shape)} on {weights.device} "
+                    "now: wrap the optimizer again"
+                )
+            view.copy_(weights)
+            parameter.data = view
 
     @collective
     def step(self, kept: bool) -> None:
@@ -100,7 +143,11 @@ class NodeUpdate(OwnerUpdate):
         used = self._step_on_segments(kept, self._in_kernel if fused else ())
         for index in used:
             self._memory.keep(index, self._inner.state[self._tensors[index]])
-        pairs = [pair for index in used for pair in self._weights.places(self._owned[index])]
+        pairs = []
+        for segment in map(self._owned.__getitem__, used):
+            own, *others = [each[segment.parameter] for each in self._weights]
+            part = segment.first, segment.count
+            pairs += [(own.slice(*part), other.slice(*part)) for other in others]
         self._owners.put("weights", pairs, partial(self._step_in_kernel, kept) if fused else None)
         # Autograd does not see who writes; a graph with the old weights must not be used again.
         changed = [parameter for parameter in self._parameters if parameter.grad is not None]
@@ -112,7 +159,7 @@ class NodeUpdate(OwnerUpdate):
 
     def _cut(self) -> Mapping[int, torch.Tensor]:
         self._settings = None  # as of no plan
-        return {index: self._weights.segment(segment) for index, segment in self._owned.items()}
+        return {i: self._elements[i][segment.in_parameter] for i, segment in self._owned.items()}
 
     @collective
     def _prepare(self) -> None:
@@ -197,7 +244,10 @@ class NodeUpdate(OwnerUpdate):
         starts = [buckets.buffers[s.bucket].pointer + s.start * size for s, size in pairs]
         offsets = np.array(starts, np.uint64) - bases[number]
         self._in_buckets = bases + offsets.reshape(-1, 1)
-        weights = [self._weights.addresses(segment) for segment in taken]
+        weights = [
+            [each[s.parameter].pointer + s.first * size for each in self._weights]
+            for s, size in pairs
+        ]
         self._kernel = KernelStep(
             np.array(weights, np.uint64).reshape(-1, len(bases)),
             form,
@@ -235,7 +285,7 @@ class NodeUpdate(OwnerUpdate):
     def _prepare_kernel(self) -> bool:
         """Prepare for a step, and return whether the kernel takes part in it."""
         self._prepare()
-        self._weights.follow()
+        self._move_weights()
         if not self._fits:
             return False
         rules = [kernel_rule(self._kind, group) for group in self._follow_settings()]
@@ -270,6 +320,27 @@ class NodeUpdate(OwnerUpdate):
         for index, gradient in gradients.items():
             kernel.gradients[self._in_kernel[index], self._slices.number] = gradient.data_ptr()
         return None, list(gradients.values())
+
+
+def _check_memory(parameters: Sequence[torch.nn.Parameter], specs: Sequence[ParameterSpec]) -> None:
+    """Check that nothing else refers to the memory of the parameters, which they leave."""
+    owners: dict[int, str] = {}
+    for parameter, spec in zip(parameters, specs, strict=True):
+        if spec.device != "cpu" or spec.dtype.value != spec.kind:
+            raise UnsupportedError(
+                f"sharded=True: parameter {spec.name!r} is {spec.kind} on {spec.device}, and only "
+                "parameters on the CPU whose gradients are reduced in their own type can be "
+                "shared: use sharded=False"
+            )
+        storage = parameter.untyped_storage()
+        other = owners.setdefault(storage.data_ptr(), spec.name) if spec.count else spec.name
+        if other != spec.name or storage.nbytes() != spec.nbytes:
+            what = "a larger tensor" if other == spec.name else f"parameter {other!r}"
+            raise UnsupportedError(
+                f"sharded=True: parameter {spec.name!r} shares its memory with {what}, but "
+                "weights move to memory of the node: give it memory of its own, p.data = "
+                "p.data.clone(), or use sharded=False"
+            )
 
 
 def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:

@@ -175,7 +175,7 @@ def test_no_owner_has_more_than_its_share(owners: int) -> None:
     }
     whole = 2 * sum(spec.nbytes for spec in specs)
     for segments in segments_of(plan, owners):
-        assert StateLayout(segments, [adam] * len(specs)).nbytes < whole * (1 / owners + 0.02)
+        assert StateLayout.of(segments, [adam] * len(specs)).nbytes < whole * (1 / owners + 0.02)
     costs = [0, *(spec.count for spec in specs[1:])]
     found = segments_of(plan, owners, costs)
     assert sorted(s.parameter for own in found for s in own) == list(range(len(costs)))
