@@ -264,7 +264,6 @@ class KeptArray:
         self._value = None
 
     def read(self) -> HostArray:
-        """Return a copy."""
         whole = np.zeros(self.shape, self.dtype) if self._value is None else self._value.copy()
         elements = whole.reshape(-1)
         for segment, part in self._parts:
@@ -274,7 +273,6 @@ class KeptArray:
         return whole
 
     def write(self, value: HostArray) -> None:
-        """Replace the array."""
         self._factor = None
         if self._parts:
             self._write(value)

@@ -83,7 +83,6 @@ def _values(codes: Array, factors: Array) -> Array:
 
 
 def _two_values(rows: Any) -> tuple[Array, Array]:
-    """Return codes and factors with 1 bit."""
     xp = namespace(rows)
     codes = rows >= 0
     upper = of_type(codes.sum(1), rows)
@@ -95,7 +94,6 @@ def _two_values(rows: Any) -> tuple[Array, Array]:
 
 
 def _levels(rows: Any, bits: int) -> tuple[Array, Array]:
-    """Return codes and factors with more than 1 bit."""
     xp = namespace(rows)
     outermost = 2 ** (bits - 1) - 1
     if bits == 2:

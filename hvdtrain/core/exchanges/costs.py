@@ -218,7 +218,6 @@ class Chosen:
         predicted: float | None = None,
         before: float | None = None,
     ) -> Chosen:
-        """Return a choice whose exchanges begin."""
         used = {number: deepcopy(candidates[number]) for number in sorted({0, *methods})}
         return cls(tuple(methods), ranks, used, predicted, before)
 
@@ -300,7 +299,6 @@ def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -
 
 
 def outcome_line(seconds: float, predicted: float, before: float | None) -> str:
-    """Return what really happened."""
     average = "" if before is None else f", {_milliseconds(before)} with the average"
     return f"a step takes {_milliseconds(seconds)}, predicted {_milliseconds(predicted)}{average}"
 

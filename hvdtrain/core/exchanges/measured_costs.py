@@ -221,7 +221,6 @@ _TOO_NOISY = AllreduceCost(float("inf"), float("inf"))
 
 
 def place_of(spec: ParameterSpec) -> Place:
-    """Return the type and device of the gradient of a parameter."""
     return spec.dtype, spec.device
 
 
@@ -313,7 +312,6 @@ class Measurement:
 
 
 def _split(numbers: Sequence[float], count: int) -> tuple[Sequence[float], ...]:
-    """Return the first numbers, as many others after them, and the rest."""
     return numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
 
 
@@ -323,7 +321,6 @@ def _shape(spec: ParameterSpec) -> _Shape:
 
 @collective
 def _link(communicator: Communicator | None) -> AllreduceCost:
-    """Measure all-reduces."""
     if communicator is None or communicator.size == 1:
         return _NOTHING
     for _ in range(_TRIES):  # as many on all members, who have the same times

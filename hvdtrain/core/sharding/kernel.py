@@ -161,7 +161,6 @@ class KernelStep:
         )
 
     def count(self, rules: Sequence[KernelRule]) -> None:
-        """Count a step."""
         self._call("hvd_count", rules)
 
     def update(

@@ -30,6 +30,7 @@ from hvdtrain.torch.gradients.views import (
     placed_of,
 )
 from hvdtrain.torch.tensors.dynamo import page_lock
+from hvdtrain.torch.tensors.parts import fills_memory
 from hvdtrain.torch.tensors.routes import dtype_of, wire_type
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType
@@ -156,7 +157,7 @@ class ParameterBuckets(Reducer):
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
     """Return what a plan needs to know about a parameter as it is now."""
     # With a gradient in the parameter's memory format, the optimizer traverses both linearly.
-    dense = parameter if _is_dense(parameter) else parameter.detach().contiguous()
+    dense = parameter if fills_memory(parameter) else parameter.detach().contiguous()
     own = dtype_of(parameter)
     return ParameterSpec(
         name=name,
@@ -166,17 +167,6 @@ def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSp
         kind=own.value,
         device=parameter.device.type,
     )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a strided tensor has neither gaps nor overlaps in memory."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True
 
 
 @collective

@@ -23,6 +23,7 @@ from hvdtrain.core.sharding.kernel import (
     load_kernel,
 )
 from hvdtrain.torch.operations import divergence
+from hvdtrain.torch.tensors.parts import fills_memory
 
 # The state that the kernel changes for each element, in its order.
 STATES: Mapping[type, tuple[str, ...]] = {
@@ -225,7 +226,7 @@ class _Row:
         tensors: list[Any] = [parameter, *(entry.get(name) for name in names)]
         self.places = [0] * 8
         self._number, self._names = number, names
-        self._alike = parameter.dtype in TYPES and _is_dense(parameter)
+        self._alike = parameter.dtype in TYPES and fills_memory(parameter)
         if not self._alike:
             return
         self._form = parameter.dtype, parameter.nbytes, parameter.stride()
@@ -273,17 +274,6 @@ def _is_plain(tensor: Any, dtype: torch.dtype, nbytes: int, strides: tuple[int, 
         and tensor.stride() == strides
         and not tensor.is_neg()
     )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return False
-    size = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1 and stride != size:
-            return False
-        size *= length
-    return True
 
 
 def _is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:

@@ -293,7 +293,6 @@ class NodeUpdate(OwnerUpdate):
         return len(self._rules) == len(rules)
 
     def _step_in_kernel(self, kept: bool) -> None:
-        """Update weights on all ranks."""
         scales, _held = self._select(in_step=True, kept=kept)
         self._kernel.update(self._rules, scales, self._factor)
 

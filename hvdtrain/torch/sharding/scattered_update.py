@@ -128,14 +128,12 @@ class ScatteredUpdate(OwnerUpdate):
         return self._gather(None)
 
     def give_consolidated(self) -> bool:
-        """Move the whole state into the user's optimizer, and return whether it is here."""
         if self._whole is not None and not self.given:
             self._give(self._whole)
         return self._given
 
     @collective
     def consolidate(self, to: int) -> None:
-        """Bring the whole state to one member, for give_consolidated()."""
         if not self.given:
             whole = self._gather(to)
             self._whole = whole if to == self._slices.number else None

@@ -94,7 +94,6 @@ class Pushes:
     dropped: int = 0
 
     def add(self, other: Pushes) -> None:
-        """Add the counts of others."""
         self.staleness += other.staleness
         self.dropped += other.dropped
 
@@ -109,7 +108,6 @@ class Pushes:
 
     @property
     def applied(self) -> int:
-        """The number of gradients that were applied."""
         return self.staleness.total()
 
     @property
@@ -144,7 +142,6 @@ class Protocol(ABC):
         return min(self._rounds)
 
     def pull(self, worker: int, samples: int) -> None:
-        """Take a worker's request for weights."""
         self._pulls[worker] = samples
 
     def answers(self) -> list[tuple[int, bool]]:

@@ -86,7 +86,6 @@ class ParameterRow:
             part[:] = 0 if tensor is None else self._read(tensor)
 
     def parts(self, flat: Flat) -> list[Flat]:
-        """Return the elements of each parameter."""
         return np.split(flat, np.cumsum(self.sizes)[:-1])
 
 
@@ -161,7 +160,6 @@ def outline_of(state: State) -> dict[str, Any]:
 
 
 def is_type(value: object) -> bool:
-    """Return whether an outline has an array here."""
     return isinstance(value, np.dtype)
 
 
@@ -299,7 +297,6 @@ class ServedRounds:
 
     @property
     def serves(self) -> bool:
-        """Whether this rank is a server."""
         return self._shard is not None
 
     def load(self, states: Callable[[], Sequence[State]]) -> None:
