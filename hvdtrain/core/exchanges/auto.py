@@ -79,7 +79,7 @@ class AutoExchange(Exchange):
         # Never used themselves, but copied.
         self._candidates: Mapping[str, Exchange] = {_AVERAGE: self._plain, **_allowed(allow)}
         self._names = list(self._candidates)
-        if measured is not None and [method.name for method in measured.methods] != self._names:
+        if measured is not None and list(measured.names) != self._names:
             raise ValueError(f"measured must have the methods {', '.join(self._names)}")
         self._steps, self._given = steps, measured
         given = list(self._candidates.values())
