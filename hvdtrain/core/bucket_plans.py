@@ -11,7 +11,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import allocators, context
 from hvdtrain.core.agreement.channel import Channel, Submission
-from hvdtrain.core.agreement.operation import Marker, Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.gradients.bucket_size import (
     BucketSize,
     MeasureAllreduce,
@@ -28,6 +28,7 @@ from hvdtrain.core.gradients.plan import (
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import PlacedBucket
+from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
 
 _logger = logging.getLogger("hvdtrain")
@@ -165,10 +166,18 @@ def close_unused_plans(parent: Channel) -> None:
             here.close_channel(old)
 
 
+class _PlanChange(Operation):
+    """Takes the place of a step of the plan, so that a rank which submits a step gets an error."""
+
+    def __init__(self, name: str, change: str) -> None:
+        super().__init__()
+        self.request = Request(STEP, name, (("changed", change),))
+
+    def execute(self, communicator: Communicator) -> None:
+        pass
+
+
 @collective
 def agree_on_change(channel: Channel, name: str, change: str) -> None:
-    """Agree that the parameters no longer match their plan.
-
-    It takes the place of a step of the plan, so that a rank which submits a step gets an error.
-    """
-    Submission(channel, Marker(Request(STEP, name, (("changed", change),)))).run()
+    """Agree that the parameters no longer match their plan (instead of a step)."""
+    Submission(channel, _PlanChange(name, change)).run()

@@ -11,7 +11,7 @@ from typing import cast
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Submission
-from hvdtrain.core.agreement.operation import Request, Work
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.objects import call_on_root
@@ -24,6 +24,7 @@ from hvdtrain.core.process_set import (
 )
 from hvdtrain.core.timeline.file import TimelineError, usable_path
 from hvdtrain.core.timeline.start_stop import begin, write_timeline
+from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HorovodInternalError
 from hvdtrain.types import ReduceOp
 
@@ -206,6 +207,18 @@ def _moves_bytes(engine: str) -> bool:
     return context.is_initialized() and context.current().engine_name == engine
 
 
+class _Together(Operation):
+    """Call a function with the communicator when all ranks have agreed on it."""
+
+    def __init__(self, request: Request, function: Callable[[Communicator], object]) -> None:
+        super().__init__()
+        self.request = request
+        self._function = function
+
+    def execute(self, communicator: Communicator) -> object:
+        return self._function(communicator)
+
+
 @collective
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Start recording the waiting and communication times of all operations (collective).
@@ -227,7 +240,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     request = Request("start_timeline", details=(("mark_cycles", str(bool(mark_cycles))),))
     host = here.topology.hostnames[here.topology.rank]
     start = partial(begin, path=path, marks_rounds=bool(mark_cycles), host=host)
-    here.record(Submission(here.world, Work(request, start)).run())
+    here.record(Submission(here.world, _Together(request, start)).run())
 
 
 @collective
@@ -244,4 +257,4 @@ def stop_timeline() -> None:
     Submission(here.world, Barrier("stop_timeline")).run()
     here.record(None)
     gather = partial(write_timeline, recording=recording, hostnames=here.topology.hostnames)
-    Submission(here.world, Work(Request("gather the timeline"), gather)).run()
+    Submission(here.world, _Together(Request("gather the timeline"), gather)).run()

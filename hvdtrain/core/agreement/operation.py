@@ -282,12 +282,15 @@ class Marker(Operation):
 
 
 class Work(Operation):
-    """A function that all members of a channel call together."""
+    """A request on which ranks agree, and what all of them do then, if anything."""
 
-    def __init__(self, request: Request, work: Callable[[Communicator], Any]) -> None:
-        super().__init__()
-        self.request, self._work = request, work
+    def __init__(
+        self,
+        request: Request,
+        work: Callable[[Communicator], Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        self.request, self._work, self._buffers = request, work, buffers
 
-    @collective
     def execute(self, communicator: Communicator) -> Any:
-        return self._work(communicator)
+        return None if self._work is None else self._work(communicator)

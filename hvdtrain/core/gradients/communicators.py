@@ -12,7 +12,7 @@ from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Request, Work
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
@@ -122,23 +122,29 @@ class Communicators:
 @collective
 def open_communicators(channel: Channel, spec: str, node: int, name: str) -> Communicators:
     """Create a hierarchical exchange's communicators, until the channel closes (collective)."""
+    communicators: Communicators = channel.run(_OpenCommunicators(spec, node, name))
+    channel.before_closing(communicators.close)
+    return communicators
 
-    def work(communicator: Communicator) -> Communicators:
+
+class _OpenCommunicators(Operation):
+    """Takes the place of a plan's step, so that a rank which submits a step gets an error."""
+
+    def __init__(self, spec: str, node: int, name: str) -> None:
+        super().__init__()
+        self._node = node
+        self.request = Request(STEP, name, (("nodes for exchange", spec),))
+
+    def execute(self, communicator: Communicator) -> Communicators:
         nodes = np.empty(communicator.size, np.int64)
         communicator.allgather(
-            Buffer.from_array(np.array([node], np.int64)),
+            Buffer.from_array(np.array([self._node], np.int64)),
             Buffer.from_array(nodes),
             [1] * communicator.size,
         )
         opened = Communicators.hierarchical(communicator, nodes.tolist())
         _OPENED[communicator] = opened
         return opened
-
-    # In place of a plan's step, so that a rank which submits a step gets an error.
-    request = Request(STEP, name, (("nodes for exchange", spec),))
-    communicators: Communicators = channel.run(Work(request, work))
-    channel.before_closing(communicators.close)
-    return communicators
 
 
 # Also for the answers of a rank that has joined, which knows only the channel's communicator.

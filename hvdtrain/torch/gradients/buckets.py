@@ -30,8 +30,7 @@ from hvdtrain.torch.gradients.views import (
     placed_of,
 )
 from hvdtrain.torch.tensors.dynamo import page_lock
-from hvdtrain.torch.tensors.parts import fills_memory
-from hvdtrain.torch.tensors.routes import dtype_of, wire_type
+from hvdtrain.torch.tensors.routes import dtype_of, is_dense, wire_type
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType
 
@@ -157,7 +156,7 @@ class ParameterBuckets(Reducer):
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
     """Return what a plan needs to know about a parameter as it is now."""
     # With a gradient in the parameter's memory format, the optimizer traverses both linearly.
-    dense = parameter if fills_memory(parameter) else parameter.detach().contiguous()
+    dense = parameter if is_dense(parameter) else parameter.detach().contiguous()
     own = dtype_of(parameter)
     return ParameterSpec(
         name=name,

@@ -23,7 +23,7 @@ from hvdtrain.core.sharding.kernel import (
     load_kernel,
 )
 from hvdtrain.torch.operations import divergence
-from hvdtrain.torch.tensors.parts import fills_memory
+from hvdtrain.torch.tensors.routes import is_dense
 
 # The state that the kernel changes for each element, in its order.
 STATES: Mapping[type, tuple[str, ...]] = {
@@ -226,7 +226,7 @@ class _Row:
         tensors: list[Any] = [parameter, *(entry.get(name) for name in names)]
         self.places = [0] * 8
         self._number, self._names = number, names
-        self._alike = parameter.dtype in TYPES and fills_memory(parameter)
+        self._alike = parameter.dtype in TYPES and is_dense(parameter)
         if not self._alike:
             return
         self._form = parameter.dtype, parameter.nbytes, parameter.stride()

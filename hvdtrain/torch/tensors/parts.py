@@ -145,19 +145,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def fills_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a strided tensor has neither gaps nor overlaps in memory."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return False
-    size = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1:
-            if stride != size:
-                return False
-            size *= length
-    return True
-
-
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Return whether elements of a dense tensor share their memory."""
     return bool(_expanded(tensor))

@@ -82,6 +82,19 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has neither gaps nor overlaps in memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
 def wire_type(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which tensors are reduced: float32 for half types, uint8 for bool."""
     return _WIRE_TYPES.get(dtype, dtype)

@@ -48,6 +48,12 @@ def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
     return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
 
 
+def one_bit(hierarchical: bool) -> OneBit:
+    exchange = OneBit(hierarchical)
+    exchange.checks_finite = False
+    return exchange
+
+
 def share(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return tensor[rank :: hvd.size()]
 

@@ -14,7 +14,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.arrays import HostArray, elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.agreement.operation import Request, Work
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
@@ -25,9 +25,19 @@ from hvdtrain.types import DType
 SHAPES = {(5, 7): (1, 5), (11,): (1,), (): (), (3, 2, 4): (8, 4, 1), (64,): (1,)}
 
 
+class _Together(Operation):
+    def __init__(self, work: Callable[[Communicator], Any]) -> None:
+        super().__init__()
+        self._work = work
+        self.request = Request("exchanging")
+
+    def execute(self, communicator: Communicator) -> Any:
+        return self._work(communicator)
+
+
 def together(work: Callable[[Communicator], Any]) -> Any:
     """Return what a function does with the world's communicator, when all ranks are there."""
-    return context.current().world.run(Work(Request("exchanging"), work))
+    return context.current().world.run(_Together(work))
 
 
 def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
