@@ -132,6 +132,7 @@ class ShardedExchange(AllreduceExchange):
         form = ",whole" * self.whole_tensors + ",deferred" * (board is not None)
         self.spec = f"{self._plain_spec},sharded{form}"
 
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if bucket.number == 0:
             self.pending.clear()
