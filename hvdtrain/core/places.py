@@ -121,7 +121,6 @@ class PlacedBucket:
 
     @cached_property
     def _owned(self) -> Pieces:
-        """The pieces of this rank's slice."""
         slices = self._places.slices
         if slices.number >= slices.owners:
             return Pieces.of([])
@@ -169,7 +168,6 @@ class PlacedBucket:
             ctypes.memmove(part.pointer, address, part.nbytes)
 
     def scatter(self) -> None:
-        """Copy them back from the bucket."""
         for address, part in self._elsewhere():
             ctypes.memmove(address, part.pointer, part.nbytes)
 

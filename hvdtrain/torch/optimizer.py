@@ -140,7 +140,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._clipped = False
         self._skips = False
         taken = context.current().config.torch_steps
-        self._kernel = KernelSteps(optimizer) if taken else None
+        self._kernel = KernelSteps(optimizer) if taken and self._shared is None else None
 
     @property
     def _shared(self) -> TorchSharedSteps | None:

@@ -3,17 +3,18 @@
 import ctypes
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_kinds
+from coded_rows import LENGTHS, coded, rows_of_all_kinds
 from compiling import LEVELS, compile_library, supports
 
 from hvdtrain.core.exchanges import codes
 from hvdtrain.core.exchanges.codes import BITS
 from hvdtrain.core.sharding import kernel
-from hvdtrain.core.sharding.kernel import KINDS, Form, KernelRule, KernelStep, Place, Scales
+from hvdtrain.core.sharding.kernel import KINDS, Form, KernelRule, KernelStep
 
 SOURCE = Path(kernel.__file__).with_name("update_kernel.c")
 RULES = [
@@ -37,6 +38,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     return found
 
 
+def kernel_step(gradients: Any, weights: Any, form: Form, **fields: Any) -> KernelStep:
+    targets, is_double = [[row.ctypes.data for row in weights]], gradients[0].dtype == np.float64
+    step = KernelStep(targets, form, count=COUNT, is_double=is_double, **fields)
+    step.gradients[:] = [row.ctypes.data for row in gradients]
+    return step
+
+
 def stepped(rule: KernelRule, ranks: int, kind: type, contracts: bool) -> list[Numbers]:
     """Return weights of all ranks, state and own gradient after two steps, the second clipped."""
     draw = np.random.default_rng(7)
@@ -46,19 +54,15 @@ def stepped(rule: KernelRule, ranks: int, kind: type, contracts: bool) -> list[N
     steps = np.zeros(1, np.float32)
     form = Form(contracts, 32)
     rest = form.rest(COUNT, 0, COUNT, gradients.itemsize)
-    sources, targets = ([row.ctypes.data for row in rows] for rows in (gradients, weights))
-    place = Place(sources, targets, COUNT, rest, 0, kind is np.float64)
-    step = KernelStep([place], ranks, 0, form)
-    step.use_state(0, [row.ctypes.data for row in state], steps.ctypes.data)
-    scales = Scales([1.0 + rank for rank in range(ranks)], 1.0 / ranks)
-    for first in (True, False):
-        step.select(0, used=True, begins=first)
-        if first:
-            step.update([rule], scales)
-        else:
-            squares = step.sum(scales)
-            assert np.isclose(squares, float((gradients[0].astype(np.float64) ** 2).sum()))
-            step.update([rule], None, 0.5)
+    step = kernel_step(gradients, weights, form, rest=rest, steps=steps.ctypes.data)
+    step.segments["state"] = [row.ctypes.data for row in state]
+    scales = [1.0 + rank for rank in range(ranks)], 1.0 / ranks
+    step.segments["begins"] = True
+    step.update([rule], scales)
+    step.segments["begins"] = False
+    squares = step.sum(scales)
+    assert np.isclose(squares, float((gradients[0].astype(np.float64) ** 2).sum()))
+    step.update([rule], factor=0.5)
     assert (weights == weights[0]).all()
     return [weights, state, gradients, steps.astype(np.float64)]
 
@@ -106,10 +110,8 @@ def test_sums_are_along_a_tree(ranks: int) -> None:
     if ranks == 5:
         pairs = (pairs + (scaled[2] + scaled[3])) + scaled[4]
     summed = parts[0].copy()
-    sources = [part.ctypes.data for part in (summed, *parts[1:])]
-    step = KernelStep([Place(sources, [0] * ranks, COUNT, 0, 0, False)], ranks, 0, Form(True, 32))
-    step.select(0, used=True, begins=False)
-    step.sum(Scales([1.0 + rank for rank in range(ranks)], 0.25))
+    step = kernel_step([summed, *parts[1:]], parts, Form(True, 32))
+    step.sum(([1.0 + rank for rank in range(ranks)], 0.25))
     assert summed.tobytes() == (pairs * np.float32(0.25)).tobytes()
 
 
@@ -130,6 +132,7 @@ def test_codes_of_all_instruction_sets_have_the_bits_of_numpy(
         for length in LENGTHS:
             rows = rows_of_all_kinds(length, kind)
             for bits in BITS:
-                expected = coded_by_arrays(rows.copy(), bits)
-                for one, other in zip(coded_by_kernel(rows.copy(), bits), expected, strict=True):
+                expected = coded(codes.code_arrays, rows.copy(), bits)
+                found = coded(codes.with_kernel, rows.copy(), bits)
+                for one, other in zip(found, expected, strict=True):
                     assert one.tobytes() == other.tobytes()

@@ -1,6 +1,6 @@
 """Exchanges of weights against formulas for all ranks on one process; for exchange_worker.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -25,8 +25,7 @@ from exchanging import (
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
-from hvdtrain.core.exchanges.local_sgd import LocalSGD
-from hvdtrain.core.gradients.exchange import Exchange, StepInfo
+from hvdtrain.core.gradients.exchange import StepInfo
 from hvdtrain.types import DType
 
 
@@ -86,22 +85,6 @@ def blocks_of_local_steps() -> int:
     return cases
 
 
-def what_is_an_average_of_weights() -> int:
-    exchanges: list[Callable[[], Exchange]] = [
-        lambda: LocalSGD(4),
-        lambda: BlockMomentum(steps=4, momentum=0.0, rate=1 / hvd.size()),
-        lambda: DiLoCo(steps=4, rate=1.0, momentum=0.0),
-    ]
-    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
-    for (dtype, tensors), make, given in product(kinds(), exchanges, (None, weights)):
-        driven = Driven(make(), plan_of(dtype, LIMITS[1]), tensors)
-        driven.begin(values(99, 0, dtype))
-        for step in range(2):
-            found = exchanged(driven, values(step, hvd.rank(), dtype), info_of(4, given))
-            check(found, mean(of_ranks(step, dtype), given or [1.0] * hvd.size()), dtype)
-    return 4 * len(exchanges) * 2
-
-
 def an_outer_optimizer() -> int:
     cases = 0
     weights = [float(rank) for rank in range(1, hvd.size() + 1)]
@@ -156,7 +139,6 @@ def pseudo_gradients_in_few_bits() -> int:
 
 WEIGHT_CASES = (
     blocks_of_local_steps,
-    what_is_an_average_of_weights,
     an_outer_optimizer,
     pseudo_gradients_in_few_bits,
 )

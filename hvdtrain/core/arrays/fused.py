@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -50,7 +49,7 @@ from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.warnings_once import note_differences, note_one_node
 from hvdtrain.errors import MismatchError
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.types import ReduceOp
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
@@ -482,13 +481,6 @@ def _raise_difference(
 def _specs(arrays: Sequence[HostArray]) -> list[ParameterSpec]:
     # Named by position: names of TensorFlow's variables depend on what else a rank has created.
     return [
-        ParameterSpec(
-            name=f"gradient {number}",
-            shape=array.shape,
-            strides=tuple(prod(array.shape[axis + 1 :]) for axis in range(array.ndim)),
-            dtype=DType(wire_type(array.dtype).name),
-            kind=array.dtype.name,
-            device="cpu",
-        )
-        for number, array in enumerate(arrays)
+        ParameterSpec.of_array(f"gradient {n}", a.shape, wire_type(a.dtype).name, a.dtype.name)
+        for n, a in enumerate(arrays)
     ]

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,6 @@ from hvdtrain.core.sharding.segments import (
     Segment,
     newton_schulz_cost,
     segments_of,
-    whole_segments_of,
 )
 from hvdtrain.engines.communicator import Slices
 
@@ -46,6 +45,21 @@ from hvdtrain.engines.communicator import Slices
 def cast(number: float, dtype: np.dtype[Any]) -> Any:
     """Return a setting in the type of the weights, by way of float32, as Keras casts numbers."""
     return dtype.type(np.float32(number))
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What an optimizer's settings say about a step, equal on all ranks."""
+
+    rate: float
+    steps: int
+    decays: Sequence[float | None]
+    clip_norm: float | None = None
+    clip_value: float | None = None
+
+
+# What an optimizer keeps for a variable, an array for each quantity.
+State: TypeAlias = Sequence[HostArray]
 
 
 class UpdateRule(Protocol):
@@ -57,12 +71,7 @@ class UpdateRule(Protocol):
     def quantities(self) -> Sequence[str]: ...
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         """Update weights and state, [n] for each quantity, in place; overwrite the gradient."""
 
@@ -80,15 +89,10 @@ class SgdRule:
         return ("momentum",) if self.momentum else ()
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         momentum = cast(self.momentum, weights.dtype)
-        gradient *= weights.dtype.type(rate)
+        gradient *= weights.dtype.type(now.rate)
         if not state:
             weights -= gradient
             return
@@ -117,19 +121,14 @@ class AdamRule:
         return ("momentum", "velocity", *(("velocity_hat",) if self.amsgrad else ()))
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         kind = weights.dtype.type
         power_1, power_2 = (
-            np.power(cast(beta, weights.dtype), kind(steps + 1))
+            np.power(cast(beta, weights.dtype), kind(now.steps + 1))
             for beta in (self.beta_1, self.beta_2)
         )
-        alpha = kind(rate * self.ratio) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
+        alpha = kind(now.rate * self.ratio) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
         first, second = state[:2]
         change = gradient - first
         change *= kind(1 - self.beta_1)
@@ -165,12 +164,7 @@ class MuonRule:
         return ("momentum",)
 
     def update(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        rate: float,
-        steps: int,
+        self, weights: HostArray, gradient: HostArray, state: State, now: StepValues
     ) -> None:
         (velocity,) = state
         velocity += gradient + velocity * cast(self.momentum - 1, weights.dtype)
@@ -178,7 +172,7 @@ class MuonRule:
         if self.nesterov:
             wanted = gradient + velocity * cast(self.momentum, weights.dtype)
         change = self.orthogonalize(wanted.reshape(self.shape)).reshape(-1)
-        weights -= change * weights.dtype.type(rate)
+        weights -= change * weights.dtype.type(now.rate)
 
 
 # Variables keep the weights of a step while those of the next one are written.
@@ -270,7 +264,6 @@ class KeptArray:
         self._value = None
 
     def read(self) -> HostArray:
-        """Return a copy."""
         whole = np.zeros(self.shape, self.dtype) if self._value is None else self._value.copy()
         elements = whole.reshape(-1)
         for segment, part in self._parts:
@@ -280,7 +273,6 @@ class KeptArray:
         return whole
 
     def write(self, value: HostArray) -> None:
-        """Replace the array."""
         self._factor = None
         if self._parts:
             self._write(value)
@@ -305,17 +297,6 @@ class KeptArray:
         if self._factor is not None and self._own is not None:
             self._own *= self._own.dtype.type(self._factor)
         self._factor = None
-
-
-@dataclass(frozen=True)
-class StepValues:
-    """What an optimizer's settings say about a step, equal on all ranks."""
-
-    rate: float
-    steps: int
-    decays: Sequence[float | None]
-    clip_norm: float | None = None
-    clip_value: float | None = None
 
 
 # Variables without a gradient that a message names.
@@ -374,7 +355,7 @@ class ArraySharedSteps:
         segment: Segment,
         own: HostArray,
         gradient: HostArray,
-        state: Sequence[HostArray],
+        state: State,
         places: Sequence[HostArray],
         values: StepValues,
     ) -> None:
@@ -387,7 +368,7 @@ class ArraySharedSteps:
             if decay is not None:
                 updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
             kept = [quantity[block] for quantity in state]
-            rule.update(updated, gradient[block], kept, values.rate, values.steps)
+            rule.update(updated, gradient[block], kept, values)
             for place in places:
                 place[block] = updated
 
@@ -440,11 +421,7 @@ class ArraySharedSteps:
             newton_schulz_cost(spec.shape) if rule.whole else spec.count
             for spec, rule in zip(self._specs, self._rules, strict=True)
         ]
-        segments = (
-            whole_segments_of(plan, owners.slices.owners, costs)
-            if self._whole
-            else segments_of(plan, owners.slices.owners)
-        )
+        segments = segments_of(plan, owners.slices.owners, costs if self._whole else None)
         memory = StateMemory(owners, segments, quantities)
         self._owned = memory.owned
 

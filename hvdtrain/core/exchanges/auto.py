@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class AutoExchange(Exchange):
         # Never used themselves, but copied.
         self._candidates: Mapping[str, Exchange] = {_AVERAGE: self._plain, **_allowed(allow)}
         self._names = list(self._candidates)
-        if measured is not None and [method.name for method in measured.methods] != self._names:
+        if measured is not None and list(measured.names) != self._names:
             raise ValueError(f"measured must have the methods {', '.join(self._names)}")
         self._steps, self._given = steps, measured
         given = list(self._candidates.values())
@@ -123,7 +123,8 @@ class AutoExchange(Exchange):
 
     def note_alone(self) -> None:
         if self._choice is None:
-            self._begin(self._only_average(1, _say_nothing if self._silent else _say))
+            self._prints = not self._silent
+            self._begin(self._only_average(1))
 
     def silence(self) -> None:
         self._silent = True
@@ -131,9 +132,9 @@ class AutoExchange(Exchange):
     @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._choice is not None and self._choice.ranks != info.size:
-            if communicators.all_ranks.rank == 0 and not self._silent:
-                before, now = _ranks(self._choice.ranks), _ranks(info.size)
-                _say([f"the choice was made for {before}, and there are {now} now: choosing again"])
+            self._prints = communicators.all_ranks.rank == 0 and not self._silent
+            before, now = _ranks(self._choice.ranks), _ranks(info.size)
+            self._say(f"the choice was made for {before}, and there are {now} now: choosing again")
             self._begin(None)
         if self._choice is not None:
             self._choice.reduce(bucket, info, communicators)
@@ -152,10 +153,10 @@ class AutoExchange(Exchange):
         if self._choice is not None:
             self._choice.end(info)
             if self._prints and len(self._times.seconds) == self._steps:
-                self._prints = False
                 if (predicted := self._choice.predicted) is not None:
                     seconds = self._times.median_seconds()
-                    _say([outcome_line(seconds, predicted, self._choice.before)])
+                    self._say(outcome_line(seconds, predicted, self._choice.before))
+                self._prints = False
         elif self._next is not None:
             self._begin(self._next)
 
@@ -163,26 +164,25 @@ class AutoExchange(Exchange):
     def _decide(self, info: StepInfo, communicators: Communicators) -> None:
         """Choose for the next steps, if enough steps are measured."""
         self._prints = communicators.all_ranks.rank == 0 and not self._silent
-        say = _say if self._prints else _say_nothing
         if communicators.one_node:
-            self._next = self._only_average(info.size, say)
+            self._next = self._only_average(info.size)
         elif len(self._times.seconds) >= self._steps:
-            self._next = self._predict(info, communicators, say)
+            self._next = self._predict(info, communicators)
 
-    def _only_average(self, size: int, say: Callable[[Iterable[str]], None]) -> Chosen:
+    def _say(self, *lines: str) -> None:
+        if self._prints:
+            for line in lines:
+                print(f"hvdtrain: exchange auto: {line}", file=sys.stderr, flush=True)
+
+    def _only_average(self, size: int) -> Chosen:
         """Return the choice of ranks without a network."""
         where = "there is one rank" if size == 1 else "all ranks are on one node"
-        say([f"chosen: average, because {where}"])
+        self._say(f"chosen: average, because {where}")
         average = [0] * len(self._plan.specs)
         return Chosen.begin(average, size, list(self._candidates.values()))
 
     @collective
-    def _predict(
-        self,
-        info: StepInfo,
-        communicators: Communicators,
-        say: Callable[[Iterable[str]], None],
-    ) -> Chosen:
+    def _predict(self, info: StepInfo, communicators: Communicators) -> Chosen:
         """Measure, predict, and return the choice of rank 0."""
         now = self._times.median_seconds()
         measured = self._given or Measurement(
@@ -196,12 +196,12 @@ class AutoExchange(Exchange):
         predicted = None
         if measured.valid:
             found = predictions(measured, self._plan)
-            say(prediction_lines(measured, found, now))
+            self._say(*prediction_lines(measured, found, now))
             methods[:], predicted = best(found).choice, best(found).seconds
         else:
-            say(["the network was too busy to measure"])
+            self._say("the network was too busy to measure")
         communicators.all_ranks.broadcast(Buffer.from_array(methods), 0)
-        say([choice_line(self._names, self._plan, methods.tolist())])
+        self._say(choice_line(self._names, self._plan, methods.tolist()))
         candidates = list(self._candidates.values())
         return Chosen.begin(methods.tolist(), info.size, candidates, predicted, now)
 
@@ -243,12 +243,3 @@ def _from_text(text: str) -> Exchange:
     kind, options = parse_exchange(text.replace("/", ","), _ALLOWED, {})
     make: Callable[..., Exchange] = kind
     return make(**options)
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(f"hvdtrain: exchange auto: {line}", file=sys.stderr, flush=True)
-
-
-def _say_nothing(lines: Iterable[str]) -> None:
-    pass

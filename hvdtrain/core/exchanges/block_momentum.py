@@ -6,11 +6,8 @@ Intra-block Parallel Optimization and Blockwise Model-update Filtering, 2016.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from hvdtrain.arrays import Array
 from hvdtrain.core.exchanges.allreduce import check_momentum, check_positive
 from hvdtrain.core.exchanges.state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
@@ -26,14 +23,6 @@ from hvdtrain.core.gradients.exchange import (
 from hvdtrain.types import ReduceOp
 
 _AHEAD = "look-ahead"
-
-
-@dataclass(frozen=True)
-class _Update:
-    momentum: float
-    gain: float
-    share: float
-    ahead: float
 
 
 class BlockMomentum(Exchange):
@@ -116,41 +105,38 @@ class BlockMomentum(Exchange):
             )
         return round(steps.number * steps.samples) >= self._block
 
-    def _update(self, info: StepInfo) -> _Update:
-        whole = 1 - 1 / info.size if self._momentum is None else self._momentum
-        ahead = whole if self.looks_ahead and not info.flush else 0.0
-        if not info.drifted:
-            return _Update(1.0, 0.0, 0.0, ahead)
-        share = (
-            info.total / self._block if self._block else info.local_steps / self._steps / info.size
-        )
-        momentum = whole**share
-        gain = self._rate * info.size * (1 - momentum) / share
-        return _Update(momentum, gain, share, ahead)
+    def _momentum_of(self, info: StepInfo) -> float:
+        return 1 - 1 / info.size if self._momentum is None else self._momentum
+
+    def _ahead_after(self, info: StepInfo) -> float:
+        return self._momentum_of(info) if self.looks_ahead and not info.flush else 0.0
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         for part in bucket.parts:
             part.array[...] = part.array - self._start.get(part.name, part.array)
+        momentum, gain, share, ahead = 1.0, 0.0, 0.0, self._ahead_after(info)
         if info.drifted:
             communicators.all_ranks.allreduce(
                 bucket.buffer, ReduceOp.SUM, info.weigh(), 1 / info.size
             )
-        update = self._update(info)
-        for part in bucket.parts:
-            self._move(part.name, part.array, update)
-
-    def _move(self, name: str, change: Array, update: _Update) -> None:
-        """Overwrite the ranks' mean change of a parameter with the weights to continue from."""
-        before = self._velocity.get(name, change)
-        velocity = before * update.momentum + change * update.gain
-        # The ranks started at W + look-ahead.
-        model = self._start.get(name, change) - before * self._ahead + velocity * update.share
-        change[...] = model + velocity * update.ahead
-        self._velocity.put(name, velocity)
+            share = (
+                info.total / self._block
+                if self._block
+                else info.local_steps / self._steps / info.size
+            )
+            momentum = self._momentum_of(info) ** share
+            gain = self._rate * info.size * (1 - momentum) / share
+        for part in bucket.parts:  # the ranks' mean changes
+            before = self._velocity.get(part.name, part.array)
+            velocity = before * momentum + part.array * gain
+            # The ranks started at W + look-ahead.
+            model = self._start.get(part.name, part.array) - before * self._ahead + velocity * share
+            part.array[...] = model + velocity * ahead
+            self._velocity.put(part.name, velocity)
 
     def end(self, info: StepInfo) -> None:
         self._velocity.end()
-        self._ahead = self._update(info).ahead
+        self._ahead = self._ahead_after(info)
 
     def state(self) -> ExchangeState:
         return ExchangeState({_AHEAD: np.array(self._ahead), **self._velocity.arrays()})

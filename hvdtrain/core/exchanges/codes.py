@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_int32, c_int64, c_uint64
 from dataclasses import dataclass
 from functools import cache
@@ -57,23 +56,20 @@ _STEP_OF_TWO = 4 / 3
 _PART_ELEMENTS = 1 << 15
 
 
-def encode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+def code_arrays(call: str, rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """Do with numpy or torch what code() does."""
     for part in _parts(rows):
         own: Any = rows[part]
-        levels, factors[part] = _two_values(own) if bits == 1 else _levels(own, bits)
-        codes[part] = _packed(levels, bits)
-        own -= _values(levels, factors[part])
-
-
-def decode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    for part in _parts(rows):
-        rows[part] = _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
-
-
-def add_decoded_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    for part in _parts(rows):
-        own: Any = rows[part]
-        own += _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
+        if call == "encode":
+            levels, factors[part] = _two_values(own) if bits == 1 else _levels(own, bits)
+            codes[part] = _packed(levels, bits)
+            own -= _values(levels, factors[part])
+            continue
+        values = _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
+        if call == "decode":
+            own[...] = values
+        else:
+            own += values
 
 
 def _parts(rows: Array) -> list[slice]:
@@ -87,7 +83,6 @@ def _values(codes: Array, factors: Array) -> Array:
 
 
 def _two_values(rows: Any) -> tuple[Array, Array]:
-    """Return codes and factors with 1 bit."""
     xp = namespace(rows)
     codes = rows >= 0
     upper = of_type(codes.sum(1), rows)
@@ -99,7 +94,6 @@ def _two_values(rows: Any) -> tuple[Array, Array]:
 
 
 def _levels(rows: Any, bits: int) -> tuple[Array, Array]:
-    """Return codes and factors with more than 1 bit."""
     xp = namespace(rows)
     outermost = 2 ** (bits - 1) - 1
     if bits == 2:
@@ -249,36 +243,17 @@ def _columns(piece: ParameterSlice, spec: ParameterSpec) -> Array | None:
     return matrix if matrix.shape[1] >= _LEAST_COLUMN else None
 
 
-def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """Code each row [length], of any strides, and leave in the rows what the codes lose.
+def code(call: str, rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """Encode, decode or add the codes of each row [length], of any strides.
 
-    Rows are float32 or float64. Factors, [rows, 2] bases and steps in the dtype of the rows, and
-    codes, [rows, row_bytes(length, bits)] uint8, are contiguous.
+    To "encode" leaves in the rows what the codes lose, to "decode" overwrites them with the values
+    of codes, and "add_decoded" adds these. Rows are float32 or float64. Factors, [rows, 2] bases
+    and steps in the dtype of the rows, and codes, [rows, row_bytes(length, bits)] uint8, are
+    contiguous.
     """
-    with _contiguous(rows) as own:
-        if not with_kernel("encode", own, factors, codes, bits):
-            encode_arrays(own, factors, codes, bits)
-
-
-def decode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """Overwrite rows, of any strides, with the values of codes; see encode()."""
-    with _contiguous(rows) as own:
-        if not with_kernel("decode", own, factors, codes, bits):
-            decode_arrays(own, factors, codes, bits)
-
-
-def add_decoded(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """Add the values of codes to rows; see decode()."""
-    with _contiguous(rows) as own:
-        if not with_kernel("add_decoded", own, factors, codes, bits):
-            add_decoded_arrays(own, factors, codes, bits)
-
-
-@contextmanager
-def _contiguous(rows: Array) -> Iterator[Array]:
-    """Give rows, or a copy that is contiguous and overwrites them at the end."""
     own = contiguous(rows)
-    yield own
+    if not with_kernel(call, own, factors, codes, bits):
+        code_arrays(call, own, factors, codes, bits)
     if own is not rows:
         rows[...] = own
 
@@ -292,39 +267,22 @@ def coded_bytes(tables: Sequence[Array], bits: int) -> int:
     return -(-sum(map(sum, _sizes(tables, bits))) // _ALIGNMENT) * _ALIGNMENT
 
 
-def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
-    """Write codes to a message, [coded_bytes()] uint8, and leave in matrices what they lose."""
-    message[sum(map(sum, _sizes(tables, bits))) :] = 0
-    for table, factors, codes in _message_parts(message, tables, bits):
-        encode(table, factors, codes, bits)
-
-
-def read_message(message: Array, tables: Sequence[Array], bits: int) -> None:
-    """Overwrite matrices with what a message stands for."""
-    for table, factors, codes in _message_parts(message, tables, bits):
-        decode(table, factors, codes, bits)
-
-
-def add_message(message: Array, tables: Sequence[Array], bits: int) -> None:
-    """Add what a message stands for to matrices; see read_message()."""
-    for table, factors, codes in _message_parts(message, tables, bits):
-        add_decoded(table, factors, codes, bits)
-
-
-def _message_parts(
-    message: Array, tables: Sequence[Array], bits: int
-) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield each matrix with views of its factors and of its codes in the message."""
+def code_message(call: str, message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Call code() for matrices and their codes in a message, [coded_bytes()] uint8."""
     sizes = list(_sizes(tables, bits))
     factors_at, codes_at = 0, sum(factors for factors, _ in sizes)
     for table, (factors, codes) in zip(tables, sizes, strict=True):
         rows = table.shape[0]
-        yield (
+        code(
+            call,
             table,
             from_bytes(message[factors_at : factors_at + factors], table).reshape(rows, 2),
             message[codes_at : codes_at + codes].reshape(rows, codes // rows),
+            bits,
         )
         factors_at, codes_at = factors_at + factors, codes_at + codes
+    if call == "encode":
+        message[codes_at:] = 0
 
 
 def _sizes(tables: Sequence[Array], bits: int) -> Iterator[tuple[int, int]]:

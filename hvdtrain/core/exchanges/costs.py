@@ -34,34 +34,25 @@ from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBuck
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
 
-@dataclass(frozen=True)
-class GradientCost:
-    """The cost of one gradient with an exchange, if one owner has all of it."""
-
-    seconds: float
-    nbytes: float
-
-
-@dataclass(frozen=True)
-class Method:
-    """An exchange, and what it costs; `seconds` is the computation of a run, however small."""
-
-    name: str
-    calls: float
-    seconds: float
-    gradients: tuple[GradientCost, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """What a prediction needs to know, equal on all ranks."""
+    """What a prediction needs to know, equal on all ranks.
+
+    Exchanges, the average first, have names, and of each run, however small, a number of calls and
+    a computation. Of each gradient, if one owner has all of it, they have a computation and a
+    number of bytes, [exchanges, gradients].
+    """
 
     nodes: int
     owners: int
     network: AllreduceCost
     node: AllreduceCost
-    ready_seconds: tuple[float, ...]
-    methods: tuple[Method, ...]
+    ready_seconds: Sequence[float]
+    names: Sequence[str]
+    calls: Sequence[float]
+    run_seconds: Sequence[float]
+    seconds: HostArray
+    nbytes: HostArray
     core_share: float = 0.0
     rest_seconds: float = 0.0
 
@@ -70,6 +61,18 @@ class Measured:
         """Whether the measurements of the links made sense."""
         links = (self.network, self.node)
         return all(each.bytes_per_second > 0 and isfinite(each.latency_seconds) for each in links)
+
+    def computing(self, number: int, indices: Sequence[int]) -> float:
+        """Return how long a rank computes for a run."""
+        seconds = float(self.seconds[number, list(indices)].sum())
+        return self.run_seconds[number] + seconds / self.owners
+
+    def run(self, number: int, indices: Sequence[int]) -> float:
+        """Return how long a run of an exchange takes."""
+        nbytes = float(self.nbytes[number, list(indices)].sum()) / self.owners
+        latency = self.calls[number] * self.network.latency_seconds
+        sending = latency + nbytes / self.network.bytes_per_second
+        return sending + self.computing(number, indices)
 
 
 @dataclass(frozen=True)
@@ -92,29 +95,16 @@ def runs_of(bucket: Bucket, choice: Sequence[int]) -> list[tuple[int, int, int]]
     return runs
 
 
-def run_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> float:
-    nbytes = sum(method.gradients[index].nbytes for index in indices) / measured.owners
-    latency = method.calls * measured.network.latency_seconds
-    sending = latency + nbytes / measured.network.bytes_per_second
-    return sending + _computing_seconds(measured, method, indices)
-
-
-def _computing_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> float:
-    """Return how long a rank computes for a run."""
-    seconds = sum(method.gradients[index].seconds for index in indices)
-    return method.seconds + seconds / measured.owners
-
-
 def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Prediction:
     finished = moved = delay = 0.0
     for bucket, ready in zip(plan.buckets, measured.ready_seconds, strict=True):
         finished = max(ready + delay, finished) + measured.node.seconds(bucket.nbytes)
-        computing = -_computing_seconds(measured, measured.methods[0], bucket.parameters)
+        computing = -measured.computing(0, bucket.parameters)
         for number, first, last in runs_of(bucket, choice):
-            method, indices = measured.methods[number], bucket.parameters[first : last + 1]
-            finished += run_seconds(measured, method, indices)
-            computing += _computing_seconds(measured, method, indices)
-            moved += sum(method.gradients[index].nbytes for index in indices)
+            indices = bucket.parameters[first : last + 1]
+            finished += measured.run(number, indices)
+            computing += measured.computing(number, indices)
+            moved += float(measured.nbytes[number, list(indices)].sum())
         delay += measured.core_share * computing
     # An all-reduce sends 2 (n - 1) / n of its elements.
     sent = moved * 2 * (measured.nodes - 1) / measured.nodes
@@ -129,8 +119,7 @@ def as_in_steps(
     Ranks that compute have less time to move data than when the links were measured.
     """
     alone = sum(
-        measured.node.seconds(bucket.nbytes)
-        + run_seconds(measured, measured.methods[0], bucket.parameters)
+        measured.node.seconds(bucket.nbytes) + measured.run(0, bucket.parameters)
         for bucket in plan.buckets
     )
     factor = max(1.0, reduced_seconds / alone)
@@ -150,7 +139,7 @@ _LEAST_GAIN = 0.05
 
 def predictions(measured: Measured, plan: BucketPlan) -> list[Prediction]:
     """Return the average, each other method where it is shorter, and all of them together."""
-    count = len(measured.methods)
+    count = len(measured.names)
     allowed = [[0], *([0, number] for number in range(1, count))]
     if count > 2:
         allowed.append(list(range(count)))
@@ -179,14 +168,14 @@ def _shortest_of_bucket(
     measured: Measured, indices: Sequence[int], allowed: Sequence[int]
 ) -> list[int]:
     """Return the method of each gradient of a bucket, by dynamic programming over its runs."""
-    starts = {n: run_seconds(measured, measured.methods[n], ()) for n in allowed}
+    starts = {n: measured.run(n, ()) for n in allowed}
     # Time and methods of the gradients so far, by the method of the last one.
     paths: dict[int, tuple[float, list[int]]] = {}
     for index in indices:
         least = min(paths.values(), default=(0.0, []))
         following = {}
         for number in allowed:
-            own = run_seconds(measured, measured.methods[number], [index])
+            own = measured.run(number, [index])
             begun = (least[0] + own, least[1])
             if number in paths:
                 seconds, methods = paths[number]
@@ -218,7 +207,6 @@ class Chosen:
         predicted: float | None = None,
         before: float | None = None,
     ) -> Chosen:
-        """Return a choice whose exchanges begin."""
         used = {number: deepcopy(candidates[number]) for number in sorted({0, *methods})}
         return cls(tuple(methods), ranks, used, predicted, before)
 
@@ -276,10 +264,10 @@ def prediction_lines(
     link = measured.network
     now = "" if now_seconds is None else f"; a step takes {_milliseconds(now_seconds)} now"
     rows = [("", "sent by a node", "step")]
-    rows += [
-        (_methods(measured, each), size_text(round(each.sent_bytes)), _milliseconds(each.seconds))
-        for each in found
-    ]
+    for each in found:
+        names = [measured.names[number] for number in sorted(set(each.choice), reverse=True)]
+        sent = size_text(round(each.sent_bytes))
+        rows.append((" and ".join(names), sent, _milliseconds(each.seconds)))
     width = max(len(name) for name, _, _ in rows)
     return [
         f"between {measured.nodes} nodes an all-reduce starts in {1e6 * link.latency_seconds:.0f} "
@@ -300,14 +288,8 @@ def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -
 
 
 def outcome_line(seconds: float, predicted: float, before: float | None) -> str:
-    """Return what really happened."""
     average = "" if before is None else f", {_milliseconds(before)} with the average"
     return f"a step takes {_milliseconds(seconds)}, predicted {_milliseconds(predicted)}{average}"
-
-
-def _methods(measured: Measured, found: Prediction) -> str:
-    names = [measured.methods[number].name for number in sorted(set(found.choice), reverse=True)]
-    return " and ".join(names)
 
 
 def _milliseconds(seconds: float) -> str:

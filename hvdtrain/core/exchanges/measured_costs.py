@@ -17,7 +17,7 @@ import numpy as np
 from hvdtrain.arrays import elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.costs import GradientCost, Measured, Method, as_in_steps
+from hvdtrain.core.exchanges.costs import Measured, as_in_steps
 from hvdtrain.core.gradients.bucket_size import AllreduceCost, fit_cost, measure_allreduces
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
@@ -221,7 +221,6 @@ _TOO_NOISY = AllreduceCost(float("inf"), float("inf"))
 
 
 def place_of(spec: ParameterSpec) -> Place:
-    """Return the type and device of the gradient of a parameter."""
     return spec.dtype, spec.device
 
 
@@ -289,32 +288,28 @@ class Measurement:
     ) -> Measured:
         """Return the numbers that all ranks have agreed on in their places."""
         nodes, share, step_seconds, *links = numbers[:7]
-        ready, reduced, rest = _split(numbers[7:], len(self.plan.buckets))
-        costs = np.array(rest).reshape(len(self.exchanges), 1 + len(shapes), 3)
-        at = {shape: 1 + number for number, shape in enumerate(shapes)}
-        methods = []
-        for name, cost in zip(self.exchanges, costs.tolist(), strict=True):
-            start = cost[0][0]
-            of_shapes = [GradientCost(max(0.0, each[0] - start), each[1]) for each in cost]
-            gradients = tuple(of_shapes[at[_shape(spec)]] for spec in self.plan.specs)
-            methods.append(Method(name, max(each[2] for each in cost[1:]), start, gradients))
+        end = 7 + len(self.plan.buckets)
+        ready, reduced = numbers[7:end], numbers[end : 2 * end - 7]
+        # Of each exchange that of calls, and of each shape, and their three numbers.
+        costs = np.array(numbers[2 * end - 7 :]).reshape(len(self.exchanges), 1 + len(shapes), 3)
+        start = costs[:, 0, 0]
+        of_gradients = costs[:, [1 + shapes.index(_shape(spec)) for spec in self.plan.specs]]
         measured = Measured(
             int(nodes),
             owners,
             AllreduceCost(links[0], _inverse(links[1])),
             AllreduceCost(links[2], _inverse(links[3])),
-            tuple(ready),
-            tuple(methods),
+            ready,
+            list(self.exchanges),
+            costs[:, 1:, 2].max(1).tolist(),
+            start.tolist(),
+            np.maximum(0.0, of_gradients[..., 0] - start[:, None]),
+            of_gradients[..., 1],
             share,
         )
         if not measured.valid:
             return measured
         return as_in_steps(measured, self.plan, -sum(reduced), step_seconds)
-
-
-def _split(numbers: Sequence[float], count: int) -> tuple[Sequence[float], ...]:
-    """Return the first numbers, as many others after them, and the rest."""
-    return numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
 
 
 def _shape(spec: ParameterSpec) -> _Shape:
@@ -323,7 +318,6 @@ def _shape(spec: ParameterSpec) -> _Shape:
 
 @collective
 def _link(communicator: Communicator | None) -> AllreduceCost:
-    """Measure all-reduces."""
     if communicator is None or communicator.size == 1:
         return _NOTHING
     for _ in range(_TRIES):  # as many on all members, who have the same times

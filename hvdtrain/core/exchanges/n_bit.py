@@ -11,11 +11,9 @@ from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.codes import (
     BITS,
     BlockTable,
-    add_message,
     block_tables,
+    code_message,
     coded_bytes,
-    read_message,
-    to_message,
 )
 from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.gradients.communicators import slice_bounds
@@ -74,7 +72,7 @@ class NBitExchange(ErrorFeedback):
         if tables:
             received = self._sum(_stripes(lossy, network.size), network)
             for message, stripe in zip(received, _stripes(tables, network.size), strict=True):
-                read_message(message, stripe, self._bits)
+                code_message("decode", message, stripe, self._bits)
         elements *= factor
         return error
 
@@ -85,9 +83,9 @@ class NBitExchange(ErrorFeedback):
         model = next(stripe[0] for stripe in stripes if stripe)
         own = stripes[network.rank]
         for message in self._swap(stripes, sizes, model, network):
-            add_message(message, own, self._bits)
+            code_message("add_decoded", message, own, self._bits)
         message = like_shape(model, (sizes[network.rank],), "uint8")
-        to_message(message, own, self._bits)
+        code_message("encode", message, own, self._bits)
         received = like_shape(model, (sum(sizes),), "uint8")
         network.allgather(buffer_of(message), buffer_of(received), sizes)
         return _cut(received, sizes)
@@ -106,7 +104,7 @@ class NBitExchange(ErrorFeedback):
         messages = like_shape(model, (sum(sent),), "uint8")
         for message, stripe, size in zip(_cut(messages, sent), stripes, sent, strict=True):
             if size:
-                to_message(message, stripe, self._bits)
+                code_message("encode", message, stripe, self._bits)
         received = like_shape(model, (sum(taken),), "uint8")
         network.alltoall(buffer_of(messages), buffer_of(received), sent, taken)
         return [message for message in _cut(received, taken) if message.shape[0]]

@@ -190,7 +190,6 @@ class PowerSGDExchange(ErrorFeedback):
             self._right.put(m.name, total)
 
     def _compresses(self, shape: tuple[int, int]) -> bool:
-        """Return whether P and Q of a matrix are enough smaller than it."""
         rank = min(self._rank, *shape)
         return sum(shape) * rank * self._min_rate < shape[0] * shape[1]
 

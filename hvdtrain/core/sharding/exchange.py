@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -11,12 +11,11 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation, Request
+from hvdtrain.core.agreement.operation import Operation, Request, Work
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
 from hvdtrain.core.places import PlacedBucket
-from hvdtrain.core.sharding.segments import GatheredBucket
 from hvdtrain.engines.communicator import Communicator, Slices, aligned_bounds
 from hvdtrain.types import DType, ReduceOp
 
@@ -99,16 +98,14 @@ def owned_slices(channel: Channel, memory: Mapping[str, Elements]) -> OwnedSlice
     return None if staged else ScatteredSlices(channel.communicator)
 
 
-class ShardedExchange(Exchange):
-    """Like AllreduceExchange, but only the owner of a slice gets its result.
+class ShardedExchange(AllreduceExchange):
+    """The average or sum, of which only the owner of a slice gets its result.
 
     Every rank gets all results if owners have whole parameters. A joined rank cannot take part,
     because it would have to update the weights that it owns.
     """
 
-    exactness = AllreduceExchange.exactness
-    half_types = True
-    in_place = True
+    stateless = False
 
     def __init__(
         self,
@@ -117,7 +114,8 @@ class ShardedExchange(Exchange):
         predivide: float = 1.0,
         whole_tensors: bool = False,
     ) -> None:
-        self._inner = AllreduceExchange(op, predivide)
+        super().__init__(op, predivide)
+        self._plain_spec = self.spec
         self.slices, self.whole_tensors = slices, whole_tensors
         self.whole = True
         self.pending: set[int] = set()
@@ -131,91 +129,54 @@ class ShardedExchange(Exchange):
         """
         self._board, self.at_once = board, board is not None
         form = ",whole" * self.whole_tensors + ",deferred" * (board is not None)
-        self.spec = f"{self._inner.spec},sharded{form}"
+        self.spec = f"{self._plain_spec},sharded{form}"
 
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if bucket.number == 0:
             self.pending.clear()
         if self.whole:
-            self._inner.reduce(bucket, info, communicators)
+            super().reduce(bucket, info, communicators)
         elif self._board is not None and bucket.buffer.dtype in KERNEL_TYPES:
             # The sum of the step's numbers, at its end, is where ranks meet.
-            self.scales = self._inner.factors(info)
+            self.scales = self.factors(info)
             self._board[0] = self.scales[0]
             self.pending.add(bucket.number)
-        elif bucket.placed is not None:
-            bucket.placed.reduce(*self._inner.factors(info), everywhere=False)
         else:
-            self.slices.reduce(bucket.buffer, *self._inner.factors(info))
+            sum_slice(self.slices, bucket.buffer, bucket.placed, self.factors(info))
+
+    def zeros(self, kinds: Sequence[tuple[int, DType]]) -> None:  # type: ignore[override]
+        return None
 
 
-class OnSlices(Operation):
-    """Work on slices of some buckets, which lie elsewhere if they are placed.
+@collective
+def sum_slice(
+    slices: OwnedSlices, buffer: Buffer, placed: PlacedBucket | None, scales: tuple[float, float]
+) -> None:
+    """Sum this rank's slice of a bucket, whose gradients lie elsewhere if it is placed."""
+    if placed is None:
+        slices.reduce(buffer, *scales)
+    else:
+        placed.reduce(*scales, everywhere=False)
 
-    With factors each rank sums its slice; without, each slice is copied from its owner to all
-    ranks that it was reduced for.
+
+def on_slices(
+    buckets: Sequence[tuple[Buffer, PlacedBucket | None]],
+    slices: OwnedSlices,
+    name: str,
+    scales: tuple[float, float] | None = None,
+) -> Operation:
+    """Return the operation in which each rank sums its slice of some buckets.
+
+    Without factors each slice is copied from its owner to all ranks that it was reduced for.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[tuple[Buffer, PlacedBucket | None]],
-        slices: OwnedSlices,
-        name: str,
-        scales: tuple[float, float] | None = None,
-    ) -> None:
-        super().__init__()
-        self._buckets, self._slices, self._scales = buckets, slices, scales
-        kind = "spread" if scales is None else "sum slices"
-        self.request = Request(kind, name, (("buffers", str(len(buckets))),))
-
-    def execute(self, communicator: Communicator) -> None:
-        for buffer, placed in self._buckets:
-            if self._scales is None:
-                self._slices.spread(buffer) if placed is None else placed.spread()
-            elif placed is None:
-                self._slices.reduce(buffer, *self._scales)
+    def work(communicator: Communicator) -> None:
+        for buffer, placed in buckets:
+            if scales is not None:
+                sum_slice(slices, buffer, placed, scales)
             else:
-                placed.reduce(*self._scales, everywhere=False)
+                slices.spread(buffer) if placed is None else placed.spread()
 
-
-class GatherSlices(Operation):
-    """Bring the slices of all ranks together, of one buffer after the other."""
-
-    def __init__(
-        self,
-        slices: ScatteredSlices,
-        parts: Sequence[Buffer],
-        layouts: Sequence[GatheredBucket],
-        receive: Callable[[int, Buffer], None],
-        name: str,
-    ) -> None:
-        super().__init__()
-        self._slices, self._parts, self._layouts, self._receive = slices, parts, layouts, receive
-        self.request = Request("gather", name, (("buffers", str(len(parts))),))
-
-    def execute(self, communicator: Communicator) -> None:
-        for number, part in enumerate(self._parts):
-            self._receive(number, self._slices.gather(part, self._layouts[number].counts))
-
-
-class PutSegments(Operation):
-    """Write what this rank owns into the memory of the other ranks of its node."""
-
-    def __init__(
-        self,
-        pairs: Sequence[tuple[Buffer, Buffer]],
-        write: Callable[[], None] | None,
-        name: str,
-    ) -> None:
-        super().__init__()
-        self._pairs, self._write = pairs, write
-        self.request = Request("put", name, ())
-
-    def execute(self, communicator: Communicator) -> None:
-        slices = communicator.slices()
-        assert slices is not None  # as when the memory was allocated
-        if self._write is not None:
-            self._write()
-        for own, place in self._pairs:
-            communicator.put(own, place)
-        slices.meet()
+    kind = "spread" if scales is None else "sum slices"
+    return Work(Request(kind, name, (("buffers", str(len(buckets))),)), work)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -114,24 +114,79 @@ class Form:
         return max(0, first + length - max(first, alone))
 
 
-@dataclass(frozen=True)
-class Scales:
-    """Factors of the gradients of a step."""
-
-    prescales: Sequence[float]
-    postscale: float
+# Factors of the ranks' gradients, and that of their sum; None where gradients are summed already.
+Scales: TypeAlias = tuple[Sequence[float], float] | None
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a segment lies."""
+class KernelStep:
+    """Steps of the kernel on segments, with the sums of their gradients over the ranks of a node.
 
-    gradients: Sequence[int]
-    weights: Sequence[int]
-    count: int
-    rest: int
-    rule: int
-    double: bool
+    Args:
+        weights: address of each segment's weights on each rank, this rank's first, [n, ranks].
+        form: how the kernel computes.
+        own: number of this rank.
+        counted: whether the caller counts steps, because threads update parts of the segments.
+        fields: other fields of KernelSegment, for each segment.
+
+    Attributes:
+        gradients: address of each segment's gradient on each rank, [n, ranks].
+        segments: the fields of KernelSegment, [n].
+    """
+
+    def __init__(
+        self, weights: Any, form: Form, own: int = 0, counted: bool = False, **fields: Any
+    ) -> None:
+        library = load_kernel()
+        assert library is not None  # otherwise there is no form
+        self._library, self._weights = library, np.array(weights, np.uint64)
+        count, ranks = self._weights.shape
+        self.gradients = np.zeros_like(self._weights)
+        self.segments = np.zeros(count, np.dtype(KernelSegment))
+        rows = np.arange(count, dtype=np.uint64) * np.uint64(8 * ranks)
+        self.segments["weights"] = rows + np.uint64(self._weights.ctypes.data)
+        self.segments["gradients"] = rows + np.uint64(self.gradients.ctypes.data)
+        for name, values in fields.items():
+            self.segments[name] = values
+        self._prescales = np.ones(ranks)
+        self._update = KernelUpdate(
+            segments=self.segments.ctypes.data_as(POINTER(KernelSegment)),
+            segment_count=count,
+            prescales=self._prescales.ctypes.data_as(POINTER(c_double)),
+            copies=ranks,
+            own=own,
+            contracts=form.contracts,
+            counted=counted,
+            powers=not form.width_bytes,
+            roots=(c_void_p * 2)(*form.roots),
+        )
+
+    def count(self, rules: Sequence[KernelRule]) -> None:
+        self._call("hvd_count", rules)
+
+    def update(
+        self, rules: Sequence[KernelRule], scales: Scales = None, factor: float = 1.0
+    ) -> None:
+        """Update weights and state, and write the weights into the copies of all ranks."""
+        self._call("hvd_update", rules, scales, factor)
+
+    def sum(self, scales: Scales) -> float:
+        """Overwrite this rank's gradients with the scaled sums; return the sum of their squares."""
+        self._call("hvd_sum", (), scales)
+        return float(sum(self.segments["squares"].tolist()))
+
+    def _call(
+        self,
+        name: str,
+        rules: Sequence[KernelRule],
+        scales: Scales = None,
+        factor: float = 1.0,
+    ) -> None:
+        factors, postscale = scales or ((1.0,), 1.0)
+        self._prescales[: len(factors)] = factors
+        update = self._update
+        update.rules = (KernelRule * len(rules))(*rules)
+        update.gradient_count, update.postscale, update.factor = len(factors), postscale, factor
+        getattr(self._library, name)(update)
 
 
 # A thread that has less to do takes longer to wake up than it saves.
@@ -145,12 +200,14 @@ class TensorSteps:
         places: of each parameter the addresses of its weights, of three arrays of its state, and of
             its steps, or 0; the number of its elements, that of its rule, and whether it is double.
         threads: number of threads.
+        form: how the kernel computes.
     """
 
-    def __init__(self, places: Sequence[Sequence[int]], threads: int) -> None:
+    def __init__(self, places: Sequence[Sequence[int]], threads: int, form: Form) -> None:
         numbers = np.array(places, np.int64).reshape(-1, 8)
         counts, total = numbers[:, 5], int(numbers[:, 5].sum())
-        self._bytes = counts * np.where(numbers[:, 7], 8, 4)
+        itemsizes = np.where(numbers[:, 7], 8, 4)
+        self._bytes = counts * itemsizes
         lengths = np.stack([*[self._bytes] * 4, np.full_like(counts, 4)], axis=1)
         used = (numbers[:, :5] != 0) & (lengths > 0)
         written, lengths = numbers[:, :5][used], lengths[used]
@@ -160,11 +217,23 @@ class TensorSteps:
         begins = np.cumsum(counts) - counts
         threads = max(1, min(threads, total // _LEAST_OF_A_THREAD))
         self._others = ThreadPoolExecutor(max(1, threads - 1), "hvdtrain-step")
-        self._whole = _Part(numbers, np.zeros_like(counts), counts)
-        self._parts = []
+        # The elements of each parameter that a thread updates, and where they begin, in bytes.
+        self._parts: list[tuple[KernelStep, npt.NDArray[np.uint64]]] = []
         for first, last in pairwise(total * number // threads for number in range(threads + 1)):
             starts = np.clip(first - begins, 0, counts)
-            self._parts.append(_Part(numbers, starts, np.clip(last - begins, 0, counts) - starts))
+            offsets = starts * itemsizes
+            addresses = numbers[:, :4] + np.where(numbers[:, :4], offsets[:, None], 0)
+            step = KernelStep(
+                addresses[:, :1],
+                form,
+                counted=True,
+                state=addresses[:, 1:],
+                steps=numbers[:, 4],
+                count=np.clip(last - begins, 0, counts) - starts,
+                rule=numbers[:, 6],
+                is_double=numbers[:, 7],
+            )
+            self._parts.append((step, offsets.astype(np.uint64)))
 
     def are_apart(self, gradients: Sequence[int]) -> bool:
         """Return whether nothing else is in memory that a step writes."""
@@ -172,21 +241,19 @@ class TensorSteps:
         before = np.searchsorted(self._written, first + self._bytes)
         return self._apart and bool((self._ends[before] <= first).all())
 
-    def take(self, gradients: Sequence[int], rules: Sequence[KernelRule], form: Form) -> None:
+    def take(self, gradients: Sequence[int], rules: Sequence[KernelRule]) -> None:
         """Take a step on the parameters whose gradients have an address that is not 0."""
-        library, found = load_kernel(), np.array(gradients, np.uint64)
-        assert library is not None  # otherwise there is no form
-        kept = (KernelRule * len(rules))(*rules)
-        if len(self._parts) == 1:
-            library.hvd_update(self._whole.update(found, kept, form, counted=False))
-            return
-        library.hvd_count(self._whole.update(found, kept, form, counted=False))
-        left = [part.update(found, kept, form, counted=True) for part in self._parts]
+        found = np.array(gradients, np.uint64)
+        for step, offsets in self._parts:
+            step.gradients[:, 0] = found + offsets
+            step.segments["skipped"] = found == 0
+        left = [step for step, _ in self._parts]
+        left[0].count(rules)
 
         def work() -> None:
             with suppress(IndexError):
                 while True:
-                    library.hvd_update(left.pop())
+                    left.pop().update(rules)
 
         running: list[Future[None]] = []
         try:
@@ -195,114 +262,3 @@ class TensorSteps:
             work()
         finally:
             wait(running)
-
-
-class _Part:
-    """The elements of each parameter that a thread updates."""
-
-    def __init__(
-        self, numbers: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], counts: Any
-    ) -> None:
-        offsets = (starts * np.where(numbers[:, 7], 8, 4)).astype(np.uint64)
-        places = numbers[:, :4].astype(np.uint64)
-        places[places != 0] += np.broadcast_to(offsets[:, None], places.shape)[places != 0]
-        self._offsets, self._gradients = offsets, np.zeros(len(numbers), np.uint64)
-        self._weights = places[:, 0].copy()
-        self._segments = segments = np.zeros(len(numbers), np.dtype(KernelSegment))
-        bytes_before = 8 * np.arange(len(numbers), dtype=np.uint64)
-        segments["weights"] = bytes_before + np.uint64(self._weights.ctypes.data)
-        segments["gradients"] = bytes_before + np.uint64(self._gradients.ctypes.data)
-        segments["state"], segments["steps"] = places[:, 1:], numbers[:, 4]
-        segments["count"], segments["rule"] = counts, numbers[:, 6]
-        segments["is_double"] = numbers[:, 7]
-
-    def update(
-        self, gradients: npt.NDArray[np.uint64], rules: Any, form: Form, counted: bool
-    ) -> KernelUpdate:
-        self._gradients[:] = gradients + self._offsets
-        self._segments["skipped"] = gradients == 0
-        return KernelUpdate(
-            segments=self._segments.ctypes.data_as(POINTER(KernelSegment)),
-            segment_count=len(self._segments),
-            rules=rules,
-            prescales=ctypes.pointer(c_double(1)),
-            postscale=1,
-            factor=1,
-            gradient_count=1,
-            copies=1,
-            contracts=form.contracts,
-            counted=counted,
-            powers=not form.width_bytes,
-            roots=(c_void_p * 2)(*form.roots),
-        )
-
-
-class KernelStep:
-    """Takes steps on segments, with the sums of their gradients, for all ranks of a node."""
-
-    def __init__(self, places: Sequence[Place], ranks: int, own: int, form: Form) -> None:
-        library = load_kernel()
-        assert library is not None  # otherwise there is no form
-        self._library, self._ranks, self._own = library, ranks, own
-        shape = (len(places), ranks)
-        self.gradients = np.array([p.gradients for p in places], np.uint64).reshape(shape)
-        self._weights = np.array([p.weights for p in places], np.uint64).reshape(shape)
-        self._segments = (KernelSegment * len(places))()
-        for number, (segment, place) in enumerate(zip(self._segments, places, strict=True)):
-            segment.gradients = self.gradients[number:].ctypes.data
-            segment.weights = self._weights[number:].ctypes.data
-            segment.count, segment.rest = place.count, place.rest
-            segment.rule, segment.is_double = place.rule, place.double
-        self._update = KernelUpdate(
-            segments=ctypes.cast(self._segments, ctypes.POINTER(KernelSegment)),
-            segment_count=len(places),
-            copies=ranks,
-            own=own,
-            contracts=form.contracts,
-            powers=not form.width_bytes,
-            roots=(c_void_p * 2)(*form.roots),
-        )
-
-    def use_state(self, number: int, arrays: Sequence[int], steps: int) -> None:
-        """Set where the state of a segment is."""
-        segment = self._segments[number]
-        for place, address in enumerate(arrays):
-            segment.state[place] = address
-        segment.steps = steps
-
-    def set_sum(self, number: int, address: int) -> None:
-        """Set where the reduced gradient of a segment is."""
-        self.gradients[number, self._own] = address
-
-    def select(self, number: int, used: bool, begins: bool) -> None:
-        """Set what the next calls do with a segment."""
-        self._segments[number].skipped = not used
-        self._segments[number].begins = begins
-
-    def update(
-        self, rules: Sequence[KernelRule], scales: Scales | None, factor: float = 1.0
-    ) -> None:
-        """Update weights and state, and write the weights into the copies of all ranks."""
-        kept = (KernelRule * len(rules))(*rules)
-        self._update.rules = ctypes.cast(kept, ctypes.POINTER(KernelRule))
-        self._update.factor = factor
-        self._call("hvd_update", scales)
-
-    def sum(self, scales: Scales | None) -> float:
-        """Overwrite this rank's gradients with the scaled sums; return the sum of their squares."""
-        self._call("hvd_sum", scales)
-        total = 0.0
-        for segment in self._segments:
-            total += segment.squares
-        return total
-
-    def _call(self, name: str, scales: Scales | None) -> None:
-        update = self._update
-        update.gradient_count = 1 if scales is None else self._ranks
-        factors: npt.NDArray[np.float64] = np.ones(self._ranks)
-        update.postscale = 1.0
-        if scales is not None:
-            factors[:] = scales.prescales
-            update.postscale = scales.postscale
-        update.prescales = factors.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
-        getattr(self._library, name)(update)

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import allocate
-from hvdtrain.core.sharding.exchange import PutSegments
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
-from hvdtrain.engines.communicator import Slices
+from hvdtrain.engines.communicator import Communicator, Slices
 from hvdtrain.types import ReduceOp
 
 _Bytes = npt.NDArray[np.uint8]
@@ -55,7 +55,15 @@ class NodeOwners:
         write: Callable[[], None] | None = None,
     ) -> None:
         """Write what this rank owns to the other ranks; all have written at the return."""
-        self.channel.run(PutSegments(pairs, write, f"{what} of {self.name}"))
+
+        def work(communicator: Communicator) -> None:
+            if write is not None:
+                write()
+            for own, place in pairs:
+                communicator.put(own, place)
+            self.slices.meet()
+
+        self.channel.run(Work(Request("put", f"{what} of {self.name}"), work))
 
 
 def require_shared(copies: list[_Bytes] | None, nbytes: int, purpose: str) -> list[_Bytes]:
@@ -79,7 +87,7 @@ class StateMemory:
         quantities: Sequence[Mapping[str, Quantity]],
     ) -> None:
         self._segments, self.quantities, self._number = segments, quantities, owners.number
-        self._layouts = [StateLayout(own, quantities) for own in segments]
+        self._layouts = [StateLayout.of(own, quantities) for own in segments]
         nbytes = max(1, *(layout.nbytes for layout in self._layouts))
         self.owned = segments[self._number] if self._number < len(segments) else []
         self._memories = owners.allocate(nbytes, "optimizer's state")

@@ -37,13 +37,26 @@ class Segment:
         return slice(self.start, self.start + self.count)
 
 
-def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
-    """Return the segments of each owner, in the order of the plan.
+def segments_of(
+    plan: BucketPlan, owners: int, costs: Sequence[int] | None = None
+) -> list[list[Segment]]:
+    """Return the segments of each owner: of slices of buckets, in the order of the plan.
 
     An owner has at most one segment of a parameter, and every element has exactly one owner.
-    Parameters without elements belong to the first owner, because they have a state, too.
+    Parameters without elements belong to the first owner, because they have a state, too. With
+    costs, owners have whole parameters of about equal cost together: the costliest parameters are
+    given first, each to the owner that has the least by then.
     """
     found: list[list[Segment]] = [[] for _ in range(owners)]
+    if costs is not None:
+        totals = [0] * owners
+        for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+            owner, number = totals.index(min(totals)), plan.bucket_of[index]
+            totals[owner] += costs[index]
+            bucket, count = plan.buckets[number], plan.specs[index].count
+            start = bucket.starts[bucket.parameters.index(index)]
+            found[owner].append(Segment(index, 0, count, number, start, whole=True))
+        return found
     for number, bucket in enumerate(plan.buckets):
         bounds = pairwise(aligned_bounds(bucket.count, owners))
         for segments, (low, high) in zip(found, bounds, strict=True):
@@ -54,22 +67,6 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
                     segments.append(Segment(index, 0, 0, number, begin))
                 elif start < end:
                     segments.append(Segment(index, start - begin, end - start, number, start))
-    return found
-
-
-def whole_segments_of(plan: BucketPlan, owners: int, costs: Sequence[int]) -> list[list[Segment]]:
-    """Return the segments of each owner, whole parameters of about equal cost together.
-
-    The costliest parameters are given first, each to the owner that has the least by then.
-    """
-    totals = [0] * owners
-    found: list[list[Segment]] = [[] for _ in range(owners)]
-    for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
-        owner, number = totals.index(min(totals)), plan.bucket_of[index]
-        totals[owner] += costs[index]
-        bucket = plan.buckets[number]
-        start = bucket.starts[bucket.parameters.index(index)]
-        found[owner].append(Segment(index, 0, plan.specs[index].count, number, start, whole=True))
     return found
 
 
@@ -130,21 +127,27 @@ class Quantity:
         return elements if self.elementwise else 1
 
 
+@dataclass(frozen=True)
 class StateLayout:
     """Positions of an owner's optimizer state in one memory, in bytes.
 
     The memory begins with one byte for each segment: whether there is a state for it.
     """
 
-    def __init__(
-        self, segments: Sequence[Segment], quantities: Sequence[Mapping[str, Quantity]]
-    ) -> None:
-        self.numbers = {segment.parameter: number for number, segment in enumerate(segments)}
-        self.offsets: dict[tuple[int, str], int] = {}
+    numbers: Mapping[int, int]
+    offsets: Mapping[tuple[int, str], int]
+    nbytes: int
+
+    @classmethod
+    def of(
+        cls, segments: Sequence[Segment], quantities: Sequence[Mapping[str, Quantity]]
+    ) -> StateLayout:
+        numbers = {segment.parameter: number for number, segment in enumerate(segments)}
+        offsets: dict[tuple[int, str], int] = {}
         end = len(segments)
         for segment in segments:
             for quantity in quantities[segment.parameter].values():
                 end = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-                self.offsets[segment.parameter, quantity.name] = end
+                offsets[segment.parameter, quantity.name] = end
                 end += quantity.count(segment.count) * quantity.dtype.itemsize
-        self.nbytes = end
+        return cls(numbers, offsets, end)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any, Protocol
 
 import keras
@@ -26,7 +25,6 @@ from hvdtrain.core.arrays.shared_steps import (
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
-from hvdtrain.types import DType
 
 # Each element of a variable is updated by itself.
 ELEMENTWISE = (
@@ -238,12 +236,10 @@ def _spec(number: int, variable: KerasVariable) -> ParameterSpec:
             f"sharded=True: variable {variable.path!r} is a scale or history of float8, which "
             "cannot be shared: use sharded=False"
         )
-    shape = tuple(variable.shape)
     kind = np.dtype(variable.dtype).name if variable.dtype != "bfloat16" else "bfloat16"
     if kind not in ("float32", "float64"):
         raise UnsupportedError(
             f"sharded=True: variable {variable.path!r} is {kind}, and float32 and float64 can be "
             "shared: use sharded=False"
         )
-    strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return ParameterSpec(f"variable {number}", shape, strides, DType(kind), kind, "cpu")
+    return ParameterSpec.of_array(f"variable {number}", tuple(variable.shape), kind, kind)

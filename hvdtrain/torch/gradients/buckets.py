@@ -30,7 +30,7 @@ from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec, buck
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import usage_length, write_usage
 from hvdtrain.core.places import PlacedBucket
-from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
+from hvdtrain.core.sharding.exchange import ShardedExchange, on_slices, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.allocator import open_staying
@@ -157,7 +157,7 @@ class ParameterBuckets(Reducer):
         if sharded is not None and sharded.pending:
             chosen = [(self.buffers[n], self.placed[n]) for n in sorted(sharded.pending)]
             name = f"sums of {self.name}"
-            self.run(OnSlices(chosen, sharded.slices, name, sharded.scales))
+            self.run(on_slices(chosen, sharded.slices, name, sharded.scales))
             sharded.pending.clear()
 
     @collective
@@ -166,7 +166,7 @@ class ParameterBuckets(Reducer):
         self.sum_slices()
         if self.sharded is not None:
             pairs = list(zip(self.buffers, self.placed, strict=True))
-            self.run(OnSlices(pairs, self.sharded.slices, f"gradients of {self.name}"))
+            self.run(on_slices(pairs, self.sharded.slices, f"gradients of {self.name}"))
 
     def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""

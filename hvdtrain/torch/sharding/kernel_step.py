@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from hvdtrain.core.sharding.kernel import (
     Form,
     KernelRule,
     KernelStep,
-    Place,
     TensorSteps,
     load_kernel,
 )
@@ -120,30 +119,27 @@ def _same_bits(kind: type, settings: dict[str, Any], form: Form, dtype: torch.dt
         return False
     gradient, steps = torch.empty_like(weights), torch.zeros((), dtype=torch.float32, device="cpu")
     state = [torch.zeros_like(weights) for _ in STATES[kind]]
-    rest = form.rest(_COUNT, 0, _COUNT, weights.itemsize)
-    addresses = [gradient.data_ptr()], [weights.data_ptr()]
-    place = Place(*addresses, _COUNT, rest, 0, dtype is torch.float64)
-    kernel = KernelStep([place], 1, 0, form)
-    kernel.use_state(0, [array.data_ptr() for array in state], steps.data_ptr())
+    kernel = KernelStep(
+        [[weights.data_ptr()]],
+        form,
+        state=[array.data_ptr() for array in state] + [0] * (3 - len(state)),
+        steps=steps.data_ptr(),
+        count=_COUNT,
+        rest=form.rest(_COUNT, 0, _COUNT, weights.itemsize),
+        is_double=dtype is torch.float64,
+    )
+    kernel.gradients[:] = gradient.data_ptr()
     for number in range(_STEPS):
         theirs.grad = drawn()
         gradient.copy_(theirs.grad)
         optimizer.step()
-        kernel.select(0, True, number == 0)
-        kernel.update([rule], None)
+        kernel.segments["begins"] = number == 0
+        kernel.update([rule])
     kept = optimizer.state[theirs]
+    pairs = [(own, kept.get(name)) for own, name in zip(state, STATES[kind], strict=True)]
     return torch.equal(weights, theirs) and all(
-        torch.equal(own, other) for own, other in _pairs(state, kept, STATES[kind])
+        other is None or torch.equal(own, other) for own, other in pairs
     )
-
-
-def _pairs(
-    state: list[torch.Tensor], kept: Mapping[str, Any], names: tuple[str, ...]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for own, name in zip(state, names, strict=True):
-        other = kept.get(name)
-        if other is not None:
-            yield own, other
 
 
 class KernelSteps:
@@ -153,7 +149,7 @@ class KernelSteps:
         self._optimizer = optimizer
         self._rows: list[_Row] = []
         self._steps: TensorSteps | None = None
-        self._threads = (0, 0)
+        self._made_for: object = None
 
     def take(self) -> bool:
         """Take a step; return False, with nothing changed, where torch must.
@@ -173,14 +169,15 @@ class KernelSteps:
             return False
         if (form := find_form(kind, fused=False)) is None:
             return False
-        threads = torch.get_num_threads(), os.getpid()  # a forked child has none of them
-        if self._steps is None or threads != self._threads:
-            self._steps = TensorSteps([row.places for row in self._rows], threads[0])
-            self._threads = threads
+        # A forked child has no threads.
+        made_for = torch.get_num_threads(), os.getpid(), form
+        if self._steps is None or made_for != self._made_for:
+            self._steps = TensorSteps([row.places for row in self._rows], made_for[0], form)
+            self._made_for = made_for
         if not self._steps.are_apart(gradients):
             return False
         with torch.autograd.profiler.record_function(f"Optimizer.step#{kind.__name__}.step"):
-            self._steps.take(gradients, rules, form)
+            self._steps.take(gradients, rules)
             self._optimizer._optimizer_step_code()
         used = [row for row, address in zip(self._rows, gradients, strict=True) if address]
         changed = [tensor for row in used for each in row.tensors if (tensor := each()) is not None]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.operation import Operation, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.gradients.plan import STEP, BucketPlan
-from hvdtrain.core.sharding.exchange import GatherSlices, ScatteredSlices
-from hvdtrain.core.sharding.segments import GatheredBucket, Segment
+from hvdtrain.core.gradients.plan import STEP
+from hvdtrain.core.sharding.exchange import ScatteredSlices
+from hvdtrain.core.sharding.segments import GatheredBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
@@ -27,122 +28,15 @@ from hvdtrain.types import ReduceOp
 
 
 @dataclass(frozen=True)
-class _Elements:
-    """A tensor with a number for each element of the parameter."""
+class _Gathered:
+    """What stands for a tensor of an optimizer's state before it is gathered.
 
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _OnDevice:
-    """Another tensor on a device, the same for all segments of the parameter."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-
-
-_GATHERED = (_Elements, _OnDevice)
-
-
-class GatherStates(Operation):
-    """Bring the state of all parameters together, on every rank or on one.
-
-    It takes the place of a step of the plan, so that a rank which submits a step gets an error, as
-    the others do. The result is the state of each parameter that has one, by index.
+    With a shape the tensor is on a device, and the same for all segments of the parameter.
+    Otherwise it has a number for each element of the parameter.
     """
 
-    def __init__(
-        self,
-        name: str,
-        slices: ScatteredSlices,
-        plan: BucketPlan,
-        layouts: Sequence[GatheredBucket],
-        owned: Mapping[int, Segment],
-        state: Mapping[int, Entry],
-        devices: Sequence[torch.device],
-        to: int | None,
-    ) -> None:
-        super().__init__()
-        self._slices, self._plan, self._devices = slices, plan, devices
-        self._layouts, self._owned, self._state = layouts, owned, state
-        self._outline = {
-            index: {name: self._kind(index, name, value) for name, value in entry.items()}
-            for index, entry in state.items()
-        }
-        self._keeps = to is None or to == slices.number
-        whom = "all members" if to is None else f"member {to}"
-        self.request = Request(STEP, name, (("optimizer state for", whom),))
-
-    def _kind(self, index: int, name: str, value: Any) -> Any:
-        """Return a value, or what stands for it in the outline of this rank's state."""
-        segment = self._owned[index]
-        shape = self._plan.specs[index].shape if segment.whole else (segment.count,)
-        if is_elementwise(name, value, shape):
-            return _Elements(value.dtype)
-        on_device = isinstance(value, torch.Tensor) and not value.is_cpu
-        return _OnDevice(value.dtype, value.shape) if on_device else value
-
-    @collective
-    def execute(self, communicator: Communicator) -> dict[int, Entry]:
-        found: dict[int, Entry] = {}
-        holders: dict[int, int] = {}  # a rank with a segment of each parameter
-        for rank, outline in enumerate(communicator.gather_objects(self._outline)):
-            found |= {index: dict(entry) for index, entry in sorted(outline.items())}
-            holders |= dict.fromkeys(outline, rank)
-        for number, bucket in enumerate(self._plan.buckets):
-            entries = {index: found[index] for index in bucket.parameters if index in found}
-            items = [item for entry in entries.values() for item in entry.items()]
-            # In the same order on all ranks.
-            for name, kind in dict.fromkeys(i for i in items if isinstance(i[1], _GATHERED)):
-                wanted = [index for index, entry in entries.items() if entry.get(name) == kind]
-                if isinstance(kind, _OnDevice):
-                    self._gather_values(number, name, kind, {i: holders[i] for i in wanted}, found)
-                else:
-                    self._gather(number, name, kind, wanted, found)
-        return found if self._keeps else {}
-
-    @collective
-    def _gather(
-        self,
-        number: int,
-        name: str,
-        kind: _Elements,
-        wanted: Sequence[int],
-        found: Mapping[int, Entry],
-    ) -> None:
-        """Gather the elements that parameters of a bucket have under a name."""
-        layout, specs, owner = self._layouts[number], self._plan.specs, self._slices.number
-        length, device = layout.counts[owner], self._devices[number]
-        part = torch.zeros(length, dtype=kind.dtype, device=device)
-        for index in wanted:
-            if index in self._state:
-                segment, value = self._owned[index], self._state[index][name]
-                value = in_memory_order(value, specs[index]) if segment.whole else value
-                part[layout.place(segment, owner)] = value
-        whole = from_buffer(self._slices.gather(as_buffer(part), layout.counts))
-        for index in wanted:
-            spec, own = specs[index], whole[layout.starts[index] :]
-            found[index][name] = own.as_strided(spec.shape, spec.strides).clone()
-
-    @collective
-    def _gather_values(
-        self,
-        number: int,
-        name: str,
-        kind: _OnDevice,
-        holders: Mapping[int, int],
-        found: Mapping[int, Entry],
-    ) -> None:
-        """Gather the tensors that parameters have under a name, without a copy on the host."""
-        shape = (len(holders), *kind.shape)
-        own = torch.zeros(shape, dtype=kind.dtype, device=self._devices[number])
-        for place, index in enumerate(holders):
-            if index in self._state:
-                own[place] = self._state[index][name]
-        whole = from_buffer(self._slices.gather(as_buffer(own.view(-1))))
-        rows = whole.view(self._slices.owners, *shape)
-        for place, (index, rank) in enumerate(holders.items()):
-            found[index][name] = rows[rank, place].clone()
+    dtype: torch.dtype
+    shape: torch.Size | None = None
 
 
 class ScatteredUpdate(OwnerUpdate):
@@ -177,11 +71,15 @@ class ScatteredUpdate(OwnerUpdate):
         self._whole = None
         for index, tensor in self._tensors.items():
             tensor.copy_(self._part_of(index, self._parameters[index]))
-        self._steps.step(kept=kept)
-        name = f"weights of {self.buckets.name}"
-        self.buckets.run(
-            GatherSlices(self._slices, self._parts, self._layouts, self._receive, name)
-        )
+        self._step_on_segments(kept)
+        details = (("buffers", str(len(self._parts))),)
+        request = Request("gather", f"weights of {self.buckets.name}", details)
+        self.buckets.run(Work(request, self._gather_weights))
+
+    @collective
+    def _gather_weights(self, communicator: Communicator) -> None:
+        for number, part in enumerate(self._parts):
+            self._receive(number, self._slices.gather(part, self._layouts[number].counts))
 
     def _receive(self, number: int, weights: Buffer) -> None:
         """Take the weights of a bucket's parameters, if they were updated."""
@@ -195,7 +93,7 @@ class ScatteredUpdate(OwnerUpdate):
         if targets:
             torch._foreach_copy_(targets, views)
 
-    def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
+    def _cut(self) -> Mapping[int, torch.Tensor]:
         plan, owner = self.buckets.plan, self._slices.number
         self._layouts = [
             GatheredBucket.of(plan, number, self._segments) for number in range(len(plan.buckets))
@@ -210,7 +108,7 @@ class ScatteredUpdate(OwnerUpdate):
         self._devices = [part.device for part in parts]
         return {
             index: parts[s.bucket][self._layouts[s.bucket].place(s, owner)]
-            for index, s in owned.items()
+            for index, s in self._owned.items()
         }
 
     def _keep(self, index: int, entry: Entry) -> Entry:
@@ -229,40 +127,117 @@ class ScatteredUpdate(OwnerUpdate):
         return self._gather(None)
 
     def give_consolidated(self) -> bool:
-        """Move the whole state into the user's optimizer, and return whether it is here."""
         if self._whole is not None and not self.given:
             self._give(self._whole)
         return self._given
 
     @collective
     def consolidate(self, to: int) -> None:
-        """Bring the whole state to one member, for give_consolidated()."""
         if not self.given:
             whole = self._gather(to)
             self._whole = whole if to == self._slices.number else None
 
     @collective
     def _gather(self, to: int | None) -> dict[int, Entry]:
-        assert self._plan is not None
-        buckets, streams = self.buckets, self.buckets.streams_of
-        state, name = self._steps.state, buckets.name
-        where = self._slices, self._plan, self._layouts
-        operation = GatherStates(name, *where, self._steps.owned, state, self._devices, to)
-        found: dict[int, Entry] = buckets.run(operation)
+        """Bring the state of all parameters together, on every rank or on one.
+
+        It takes the place of a step of the plan, so that a rank which submits a step gets an error,
+        as the others do.
+        """
+        buckets, whom = self.buckets, "all members" if to is None else f"member {to}"
+        request = Request(STEP, buckets.name, (("optimizer state for", whom),))
+        found: dict[int, Entry] = buckets.run(Work(request, partial(self._gather_state, to)))
         for index, entry in found.items():
             for value in entry.values():
                 if isinstance(value, torch.Tensor) and not value.is_cpu:
-                    streams[self._plan.specs[index].device].hand_over(value)
+                    buckets.streams_of[buckets.plan.specs[index].device].hand_over(value)
         return found
 
+    @collective
+    def _gather_state(self, to: int | None, communicator: Communicator) -> dict[int, Entry]:
+        assert self._plan is not None
+        kept = self._inner.state
+        state = {index: kept[t] for index, t in self._tensors.items() if kept.get(t)}
+        outline = {
+            index: {name: self._outline(index, name, value) for name, value in entry.items()}
+            for index, entry in state.items()
+        }
+        found: dict[int, Entry] = {}
+        holders: dict[int, int] = {}  # a rank with a segment of each parameter
+        for rank, theirs in enumerate(communicator.gather_objects(outline)):
+            found |= {index: dict(entry) for index, entry in sorted(theirs.items())}
+            holders |= dict.fromkeys(theirs, rank)
+        for number, bucket in enumerate(self._plan.buckets):
+            entries = {index: found[index] for index in bucket.parameters if index in found}
+            items = [item for entry in entries.values() for item in entry.items()]
+            # In the same order on all ranks.
+            for name, kind in dict.fromkeys(i for i in items if isinstance(i[1], _Gathered)):
+                wanted = [index for index, entry in entries.items() if entry.get(name) == kind]
+                own = {index: state[index][name] for index in wanted if index in state}
+                if kind.shape is None:
+                    tensors = self._gather_elements(number, kind.dtype, wanted, own)
+                else:
+                    whose = {index: holders[index] for index in wanted}
+                    tensors = self._gather_values(number, kind.dtype, kind.shape, whose, own)
+                for index, tensor in tensors.items():
+                    found[index][name] = tensor
+        return found if to is None or to == self._slices.number else {}
+
+    def _outline(self, index: int, name: str, value: Any) -> Any:
+        """Return a value, or what stands for it before it is gathered."""
+        if is_elementwise(name, value, self._tensors[index].shape):
+            return _Gathered(value.dtype)
+        on_device = isinstance(value, torch.Tensor) and not value.is_cpu
+        return _Gathered(value.dtype, value.shape) if on_device else value
+
+    @collective
+    def _gather_elements(
+        self,
+        number: int,
+        dtype: torch.dtype,
+        wanted: Sequence[int],
+        own: Mapping[int, torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """Gather tensors of parameters of a bucket, of which each owner has its elements."""
+        layout, specs, owner = self._layouts[number], self.buckets.plan.specs, self._slices.number
+        part = torch.zeros(layout.counts[owner], dtype=dtype, device=self._devices[number])
+        for index, value in own.items():
+            segment = self._owned[index]
+            elements = in_memory_order(value, specs[index]) if segment.whole else value
+            part[layout.place(segment, owner)] = elements
+        whole = from_buffer(self._slices.gather(as_buffer(part), layout.counts))
+        starts = {index: whole[layout.starts[index] :] for index in wanted}
+        return {
+            i: t.as_strided(specs[i].shape, specs[i].strides).clone() for i, t in starts.items()
+        }
+
+    @collective
+    def _gather_values(
+        self,
+        number: int,
+        dtype: torch.dtype,
+        shape: torch.Size,
+        holders: Mapping[int, int],
+        own: Mapping[int, torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """Gather tensors of parameters from the ranks that hold them, without the host."""
+        part = torch.zeros((len(holders), *shape), dtype=dtype, device=self._devices[number])
+        for place, index in enumerate(holders):
+            if index in own:
+                part[place] = own[index]
+        whole = from_buffer(self._slices.gather(as_buffer(part.view(-1))))
+        rows = whole.view(self._slices.owners, *part.shape)
+        return {index: rows[rank, n].clone() for n, (index, rank) in enumerate(holders.items())}
+
     def scale(self, factor: torch.Tensor) -> None:
-        own = self._steps.gradients()
+        own = self._own_gradients()
         if own:
             torch._foreach_mul_(own, factor)
 
     @collective
     def norm(self, kind: float) -> torch.Tensor:
-        own, largest = self.gradients(), math.isinf(kind)
+        self._prepare()
+        own, largest = self._own_gradients(), math.isinf(kind)
         device = self._devices[0] if self._devices else torch.device("cpu")
         total = power_sum(own, kind, device)
         op = ReduceOp.MAX if largest else ReduceOp.SUM

@@ -1,18 +1,16 @@
-"""An optimizer like the user's, on segments of parameters (all local)."""
+"""Which optimizers can step on segments of parameters, and what they keep for them (all local)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvdtrain.core.gradients.plan import ParameterSpec
-from hvdtrain.core.sharding.segments import Quantity, Segment, newton_schulz_cost
+from hvdtrain.core.sharding.segments import Quantity, newton_schulz_cost
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order, in_shape
 from hvdtrain.torch.tensors.routes import dtype_of
 from hvdtrain.types import DType
 
@@ -107,12 +105,12 @@ def like(
     other._optimizer_step_post_hooks = OrderedDict()
     kind = type(optimizer)
     other.param_groups = [
-        {**group, **_fused(kind, group), "params": list(tensors)} for group, tensors in groups
+        {**group, **fused_form(kind, group), "params": list(tensors)} for group, tensors in groups
     ]
     return other
 
 
-def _fused(kind: type, group: _Group) -> _Group:
+def fused_form(kind: type, group: _Group) -> _Group:
     """Return the setting that selects the fused form on the CPU, where torch's default is slow.
 
     It is empty if the user has chosen a form. It depends on whole groups, because ranks that own
@@ -177,84 +175,3 @@ def _quantity(key: str, value: Any, shape: tuple[int, ...]) -> Quantity | None:
         )
     dtype = DType.INT64 if isinstance(value, int) else DType.FLOAT64
     return Quantity(key, dtype, elementwise=False, tensor=False)
-
-
-class SegmentSteps:
-    """An optimizer like the user's, with segments in place of parameters."""
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        buckets: ParameterBuckets,
-        owned: Mapping[int, Segment],
-        tensors: Mapping[int, torch.Tensor],
-    ) -> None:
-        self._buckets, self.owned, self._tensors = buckets, owned, tensors
-        self._parameters = [parameter for _, parameter in buckets.named]
-        indices = {id(self._parameters[index]): index for index in owned}
-        groups = optimizer.param_groups
-        chosen = [[indices[id(p)] for p in g["params"] if id(p) in indices] for g in groups]
-        self.groups = {index: number for number, own in enumerate(chosen) for index in own}
-        parts = [[tensors[index] for index in own] for own in chosen]
-        self._optimizer = optimizer
-        self._inner = like(optimizer, list(zip(groups, parts, strict=True)))
-
-    @property
-    def state(self) -> Mapping[int, Entry]:
-        """State of each segment that has one, by index of its parameter."""
-        state = self._inner.state
-        return {index: state[t] for index, t in self._tensors.items() if state.get(t)}
-
-    def use_state(self, state: Mapping[int, Entry]) -> None:
-        self._inner.state.clear()
-        self._inner.state.update({self._tensors[index]: entry for index, entry in state.items()})
-
-    @property
-    def used(self) -> list[int]:
-        """The parameters with a segment here for which some rank has a gradient."""
-        return [index for index in self.owned if self._parameters[index].grad is not None]
-
-    def gradients(self) -> list[torch.Tensor]:
-        """Return the reduced gradients of the segments that have elements, as ranks have them."""
-        return [self.gradient(index, kept=False) for index in self.used if self.owned[index].count]
-
-    def gradient(self, index: int, kept: bool) -> torch.Tensor:
-        """Return the gradient of a segment: the reduced one, or what the program has kept."""
-        segment, spec = self.owned[index], self._buckets.plan.specs[index]
-        if not kept or self._buckets.holds(index):
-            elements = self._buckets.elements(index)
-        else:
-            gradient = self._parameters[index].grad
-            assert gradient is not None
-            elements = in_memory_order(gradient, spec)
-        return in_shape(elements[segment.in_parameter], segment, spec)
-
-    def settings(self) -> list[dict[str, Any]]:
-        """Take and return the settings of the user's groups, which schedulers may have changed."""
-        kind = type(self._optimizer)
-        for own, group in zip(self._inner.param_groups, self._optimizer.param_groups, strict=True):
-            own.update({**group, **_fused(kind, group), "params": own["params"]})
-        return self._inner.param_groups
-
-    def entry(self, index: int) -> Entry:
-        """Return the state of a segment, to be changed in place."""
-        found: Entry = self._inner.state[self._tensors[index]]
-        return found
-
-    def step(self, left: Collection[int] = (), kept: bool = True) -> None:
-        """Step on the segments of the parameters that are used."""
-        self.settings()
-        state = self._inner.state
-        used = [index for index in self.used if index not in left]
-        # Some of torch's optimizers take no parameters with and without state together.
-        for wanted in (True, False):
-            chosen = [i for i in used if bool(state.get(self._tensors[i])) is wanted]
-            if not chosen:
-                continue
-            for tensor in self._tensors.values():
-                tensor.grad = None
-            for index in chosen:
-                self._tensors[index].grad = self.gradient(index, kept)
-            self._inner.step()
-        for tensor in self._tensors.values():
-            tensor.grad = None  # the next gradient may get its memory

@@ -15,8 +15,9 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.hooks import weakly
+from hvdtrain.torch.sharding.node_update import NodeUpdate
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
-from hvdtrain.torch.sharding.update import OwnerUpdate, TorchSharedUpdate
+from hvdtrain.torch.sharding.update import OwnerUpdate
 from hvdtrain.torch.tensors.parts import parameters_of
 
 _logger = logging.getLogger("hvdtrain")
@@ -71,7 +72,7 @@ class TorchSharedSteps:
         if isinstance(slices, ScatteredSlices):
             self._update = ScatteredUpdate(self._optimizer, buckets, slices)
         elif slices is not None:
-            update = TorchSharedUpdate(self._optimizer, buckets, slices)
+            update = NodeUpdate(self._optimizer, buckets, slices)
             self._update = update if update.shared else None
 
     @collective

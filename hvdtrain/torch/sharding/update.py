@@ -1,40 +1,29 @@
-"""The optimizer's step on the segments that this rank owns, and that of the ranks of a node."""
+"""The optimizer's step on the segments that this rank owns, for all ranks."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import OwnedSlices
-from hvdtrain.core.sharding.owners import NodeOwners
-from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of, whole_segments_of
-from hvdtrain.engines.communicator import Slices
+from hvdtrain.core.sharding.segments import segments_of
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.fused_update import FusedUpdate
-from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, costs_of, quantities_of
-from hvdtrain.torch.sharding.state_memory import (
-    Entry,
-    TorchStateMemory,
-    WeightMemory,
-    in_memory_order,
-    in_shape,
-)
+from hvdtrain.torch.sharding.segment_optimizer import costs_of, fused_form, like
+from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order, in_shape
 from hvdtrain.torch.tensors.parts import parameters_of
-from hvdtrain.types import ReduceOp
 
 
 class OwnerUpdate(ABC):
     """Takes the optimizer's step on the segments that this rank owns, for all ranks.
 
-    The state is either with the segments or, after give_back() and until the next step, in the
-    user's optimizer.
+    An optimizer like the user's has segments in place of parameters. The state is either there or,
+    after give_back() and until the next step, in the user's optimizer.
     """
 
     # Whether each rank can read the state of all segments.
@@ -103,51 +92,93 @@ class OwnerUpdate(ABC):
 
     @collective
     def _follow_plan(self) -> None:
-        if self._plan is not self.buckets.plan:
-            self.give_back()
-            plan, slices = self.buckets.plan, self._slices
-            self._segments = (
-                whole_segments_of(plan, slices.owners, costs_of(self._optimizer, plan.specs))
-                if self._exchange.whole_tensors
-                else segments_of(plan, slices.owners)
-            )
-            found = self._segments[slices.number] if slices.number < slices.owners else []
-            owned = {segment.parameter: segment for segment in found}
-            self._tensors = {
-                index: in_shape(elements, owned[index], plan.specs[index])
-                for index, elements in self._cut(owned).items()
-            }
-            self._steps = SegmentSteps(self._optimizer, self.buckets, owned, self._tensors)
-            self._plan, self._given = plan, True
+        if self._plan is self.buckets.plan:
+            return
+        self.give_back()
+        plan, slices, groups = self.buckets.plan, self._slices, self._optimizer.param_groups
+        whole = self._exchange.whole_tensors
+        costs = costs_of(self._optimizer, plan.specs) if whole else None
+        self._segments = segments_of(plan, slices.owners, costs)
+        found = self._segments[slices.number] if slices.number < slices.owners else []
+        self._owned = {segment.parameter: segment for segment in found}
+        self._tensors = {i: self._in_shape(i, part) for i, part in self._cut().items()}
+        chosen = [[self._numbers.get(id(p), -1) for p in group["params"]] for group in groups]
+        owned = [[index for index in own if index in self._owned] for own in chosen]
+        self._groups = {index: number for number, own in enumerate(owned) for index in own}
+        parts = [[self._tensors[index] for index in own] for own in owned]
+        self._inner = like(self._optimizer, list(zip(groups, parts, strict=True)))
+        self._plan, self._given = plan, True
 
     @abstractmethod
-    def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
+    def _cut(self) -> Mapping[int, torch.Tensor]:
         """Return the weights of each segment of a new plan, 1-d."""
 
     def _take(self) -> None:
         """Move the state from the user's optimizer to the segments."""
         parts = {}
-        for index in self._steps.owned:
+        for index, tensor in self._tensors.items():
             entry = self._optimizer.state.get(self._parameters[index])
             if entry is not None:
-                parts[index] = self._keep(index, entry)
-        self._steps.use_state(parts)
+                parts[tensor] = self._keep(index, entry)
+        self._inner.state.clear()
+        self._inner.state.update(parts)
         self.withdraw()
 
     @abstractmethod
     def _keep(self, index: int, entry: Entry) -> Entry:
         """Return a copy of what belongs to this rank's segment of a parameter's state."""
 
+    def _in_shape(self, index: int, elements: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a segment, 1-d, or of a whole parameter, in its shape."""
+        return in_shape(elements, self._owned[index], self.buckets.plan.specs[index])
+
     def _part_of(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's elements of a tensor of a parameter's shape."""
-        spec, segment = self.buckets.plan.specs[index], self._steps.owned[index]
-        return in_shape(in_memory_order(tensor, spec)[segment.in_parameter], segment, spec)
+        elements = in_memory_order(tensor, self.buckets.plan.specs[index])
+        return self._in_shape(index, elements[self._owned[index].in_parameter])
 
-    @collective
-    def gradients(self) -> list[torch.Tensor]:
-        """Return the reduced gradients that this rank owns (collective after a new plan)."""
-        self._prepare()
-        return self._steps.gradients()
+    @property
+    def _used(self) -> list[int]:
+        """The parameters with a segment here for which some rank has a gradient."""
+        return [index for index in self._owned if self._parameters[index].grad is not None]
+
+    def _gradient(self, index: int, kept: bool) -> torch.Tensor:
+        """Return the gradient of a segment: the reduced one, or what the program has kept."""
+        views, gradient = self.buckets.views, self._parameters[index].grad
+        if kept and not views.holds(index):
+            assert gradient is not None
+            return self._part_of(index, gradient)
+        return self._in_shape(index, views.elements(index)[self._owned[index].in_parameter])
+
+    def _own_gradients(self) -> list[torch.Tensor]:
+        """Return the reduced gradients of this rank's segments that have elements."""
+        return [self._gradient(i, kept=False) for i in self._used if self._owned[i].count]
+
+    def _follow_settings(self) -> list[dict[str, Any]]:
+        """Take and return the settings of the user's groups, which schedulers may have changed."""
+        kind, groups = type(self._optimizer), self._optimizer.param_groups
+        for own, group in zip(self._inner.param_groups, groups, strict=True):
+            own.update({**group, **fused_form(kind, group), "params": own["params"]})
+        return self._inner.param_groups
+
+    def _step_on_segments(self, kept: bool, left: Collection[int] = ()) -> list[int]:
+        """Step with torch on the segments that are used and not left; return these."""
+        self._follow_settings()
+        state, tensors = self._inner.state, self._tensors
+        used = [index for index in self._used if index not in left]
+        # Some of torch's optimizers take no parameters with and without state together.
+        for wanted in (True, False):
+            chosen = [index for index in used if bool(state.get(tensors[index])) is wanted]
+            if not chosen:
+                continue
+            for tensor in tensors.values():
+                tensor.grad = None
+            for index in chosen:
+                tensors[index].grad = self._gradient(index, kept)
+            self._inner.step()
+        for tensor in tensors.values():
+            tensor.grad = None  # the next gradient may get its memory
+        return used
 
     def begin(self) -> None:
         """Begin with other reduced gradients."""
@@ -158,8 +189,10 @@ class OwnerUpdate(ABC):
         """Sum this rank's slices and scale them, if that was left to the step."""
         self.buckets.sum_slices()
         factor, self._factor = self._factor, 1.0
-        if factor != 1.0 and (own := self.gradients()):
-            torch._foreach_mul_(own, factor)
+        if factor != 1.0:
+            self._prepare()
+            if own := self._own_gradients():
+                torch._foreach_mul_(own, factor)
 
     @abstractmethod
     @collective
@@ -183,135 +216,6 @@ class OwnerUpdate(ABC):
         """Return the norm of all reduced gradients together, float64 []."""
 
 
-class TorchSharedUpdate(OwnerUpdate):
-    """Takes the step for all ranks of the node, in memory that all of them can read.
-
-    Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
-    buckets until the step, which sums them in the same pass.
-    """
-
-    _slices: Slices
-
-    @collective
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
-    ) -> None:
-        super().__init__(optimizer, buckets, slices)
-        self._owners = NodeOwners(buckets.channel, slices, buckets.name)
-        self._weights = WeightMemory(self._parameters, buckets.plan.specs, self._owners)
-        self.shared = self._weights.shared
-        self._kernel = FusedUpdate(type(optimizer), buckets, self._owners)
-        self._memory: TorchStateMemory | None = None
-        self._settings: object = None
-
-    @collective
-    def step(self, kept: bool) -> None:
-        fused = self._prepare_kernel()
-        if fused is None or (self._factor != 1.0 and not fused.takes_all):
-            self.settle()  # what the kernel does not take is scaled, too
-        pairs = self._step_on_segments(fused.parameters if fused else (), kept)
-        write = partial(fused.update, self._factor, kept) if fused else None
-        self._owners.put("weights", pairs, write)
-        # Autograd does not see who writes; a graph with the old weights must not be used again.
-        changed = [parameter for parameter in self._parameters if parameter.grad is not None]
-        torch.autograd.graph.increment_version(changed)
-        self._exchange.pending.clear()
-        self._factor = 1.0
-        defers = fused is not None and self._slices.nodes == 1
-        self._exchange.defer_to(self._kernel.boards[self._owners.number] if defers else None)
-
-    def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
-        """Step with torch; return weights that have changed, and their places on other ranks."""
-        assert self._memory is not None
-        self._steps.step(left, kept)
-        used = [index for index in self._steps.used if index not in left]
-        for index in used:
-            self._memory.keep(index, self._steps.entry(index))
-        return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
-
-    @collective
-    def _prepare_kernel(self) -> FusedUpdate | None:
-        """Prepare for a step, and return the kernel's part in it."""
-        self._prepare()
-        self._weights.follow()
-        assert self._memory is not None
-        return self._kernel if self._kernel.prepare(self._memory) else None
-
-    def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
-        self._memory = None
-        return {index: self._weights.segment(segment) for index, segment in owned.items()}
-
-    @collective
-    def _prepare(self) -> None:
-        self._follow_plan()
-        settings = _settings_that_matter(self._optimizer)
-        if self._memory is None or settings != self._settings:
-            # Change the state only when all ranks have read it and have come here to allocate.
-            self.give_back()
-            if self._memory is None:
-                self._kernel.use(self._steps, self._weights)
-            self._memory = TorchStateMemory(
-                self._owners, self._segments, self._quantities(), self.buckets.plan.specs
-            )
-            self._settings = settings
-        super()._prepare()
-
-    def _quantities(self) -> Sequence[Mapping[str, Quantity]]:
-        """Return what the optimizer keeps for each parameter, the same on all ranks."""
-        found: list[Mapping[str, Quantity]] = [{}] * len(self._parameters)
-        for group in self._optimizer.param_groups:
-            known: dict[object, Mapping[str, Quantity]] = {}
-            for parameter in group["params"]:
-                index = self._numbers.get(id(parameter))
-                if index is None:
-                    continue
-                # Of a shape in which no two lengths are equal, and few numbers.
-                shape = (2, *range(3, parameter.ndim + 2)) if self._exchange.whole_tensors else (2,)
-                names = tuple(self._optimizer.state.get(parameter, ()))
-                key = (parameter.dtype, shape, names)
-                if key not in known:
-                    known[key] = quantities_of(self._optimizer, group, parameter, shape)
-                found[index] = known[key]
-        return found
-
-    def _take(self) -> None:
-        assert self._memory is not None
-        self._memory.clear()
-        super()._take()
-
-    def _keep(self, index: int, entry: Entry) -> Entry:
-        assert self._memory is not None
-        kept, quantities = dict(entry), self._memory.quantities[index]
-        for name, value in entry.items():
-            if isinstance(value, torch.Tensor) and quantities[name].elementwise:
-                kept[name] = self._part_of(index, value)
-        self._memory.keep(index, kept)
-        return kept
-
-    def _whole_state(self) -> Mapping[int, Entry]:
-        assert self._memory is not None
-        found = {index: self._memory.read(index) for index in range(len(self._parameters))}
-        return {index: entry for index, entry in found.items() if entry}
-
-    @collective
-    def norm(self, kind: float) -> torch.Tensor:
-        largest, own = math.isinf(kind), self._power_sum(kind)
-        total = self._owners.total(own, ReduceOp.MAX if largest else ReduceOp.SUM)
-        norm = total if largest else total ** (1.0 / kind)
-        return torch.tensor(norm, dtype=torch.float64, device="cpu")
-
-    @collective
-    def _power_sum(self, kind: float) -> float:
-        """Sum this rank's slices; return the sum of powers of their elements, or the largest."""
-        fused = self._prepare_kernel()
-        if kind == 2.0 and self._factor == 1.0 and fused and fused.takes_all:
-            total = fused.sum()
-            self._exchange.pending.clear()
-            return total
-        self.settle()
-        return float(power_sum(self.gradients(), kind, torch.device("cpu")))
-
-
 def power_sum(own: list[torch.Tensor], kind: float, device: torch.device) -> torch.Tensor:
     """Return the sum of powers of the elements of tensors, or the largest, float64 []."""
     if not own:
@@ -319,18 +223,3 @@ def power_sum(own: list[torch.Tensor], kind: float, device: torch.device) -> tor
     norms = [norm.to(device, torch.float64) for norm in torch._foreach_norm(own, kind)]
     stacked = torch.stack(norms)
     return stacked.max() if math.isinf(kind) else stacked.pow(kind).sum()
-
-
-def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:
-    """Return which settings are on, because the optimizer's state depends on these.
-
-    Rates, which may change from and to 0 in any step, are left out.
-    """
-    return [
-        {
-            key: bool(value)
-            for key, value in group.items()
-            if value is None or isinstance(value, bool) or key == "momentum"
-        }
-        for group in optimizer.param_groups
-    ]

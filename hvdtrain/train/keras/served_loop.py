@@ -38,7 +38,6 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.build(list(variables))
 
     def build(self, variables: list[KerasVariable]) -> None:
-        """Make the variables for the gradients."""
         super().build(variables)
         self.gradients: list[Any] = [
             self.add_variable_from_reference(variable, name="gradient") for variable in variables
@@ -49,7 +48,6 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
         grads: Sequence[BackendTensor | None],
         trainable_variables: Iterable[KerasVariable] | None = None,
     ) -> None:
-        """Keep gradients."""
         for kept, gradient in zip(self.gradients, grads, strict=True):
             kept.assign(keras.ops.zeros_like(kept) if gradient is None else gradient)
 
@@ -98,7 +96,6 @@ class BuiltOptimizer:
         return [others | {name: _flat(slot) for name, slot in own.items()} for own in self.slots]
 
     def load(self, states: Sequence[State]) -> None:
-        """Overwrite the state of the optimizer."""
         for slots, state in zip(self.slots, states, strict=True):
             for name, slot in slots.items():
                 if name in state:
@@ -265,7 +262,6 @@ class _RoundCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._is_open = False
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
-        """Overwrite the model's weights with those of the servers."""
         self._is_open = self._rounds.pull(self._samples[batch])
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:

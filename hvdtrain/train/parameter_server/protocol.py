@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from hvdtrain.errors import UsageError
 
 ALLREDUCE, PARAMETER_SERVER = "allreduce", "ps"
@@ -81,23 +78,12 @@ def _check(label: str, made: ParameterServer, given: Mapping[str, Any]) -> None:
         )
 
 
-Header = npt.NDArray[np.int64]
-
 # Tags. A worker sends requests and gradients, a server answers and weights.
 REQUEST, GRADIENT, ANSWER, WEIGHTS = range(4)
 
-# Kinds of requests.
+# A request has its kind, the samples in the round, and the version of the worker's weights; an
+# answer to a pull whether the round is over, and the version of the weights.
 PULL, PUSH = range(2)
-
-
-def empty_request() -> Header:
-    """Return memory for a request: kind, samples in the round, version of the weights."""
-    return np.zeros(3, np.int64)
-
-
-def empty_answer() -> Header:
-    """Return memory for an answer to a pull: whether the round is over, version of the weights."""
-    return np.zeros(2, np.int64)
 
 
 @dataclass
@@ -107,16 +93,7 @@ class Pushes:
     staleness: Counter[int] = field(default_factory=Counter)
     dropped: int = 0
 
-    def apply(self, staleness: int) -> None:
-        """Count a gradient that is applied."""
-        self.staleness[staleness] += 1
-
-    def drop(self, samples: int) -> None:
-        """Count a gradient that is dropped."""
-        self.dropped += samples > 0
-
     def add(self, other: Pushes) -> None:
-        """Add the counts of others."""
         self.staleness += other.staleness
         self.dropped += other.dropped
 
@@ -131,21 +108,12 @@ class Pushes:
 
     @property
     def applied(self) -> int:
-        """The number of gradients that were applied."""
         return self.staleness.total()
 
     @property
     def mean(self) -> float:
         """The mean staleness of the applied gradients; 0 if there are none."""
         return sum(value * count for value, count in self.staleness.items()) / max(self.applied, 1)
-
-
-@dataclass(frozen=True)
-class ServerAnswer:
-    """The answer to a worker's pull."""
-
-    worker: int
-    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,19 +142,19 @@ class Protocol(ABC):
         return min(self._rounds)
 
     def pull(self, worker: int, samples: int) -> None:
-        """Take a worker's request for weights."""
         self._pulls[worker] = samples
 
-    def answers(self) -> list[ServerAnswer]:
-        """Return the answers that are possible now, and take their requests as answered."""
-        answers = [
-            ServerAnswer(w, self._is_late(w)) for w in sorted(self._pulls) if self._may_answer(w)
-        ]
-        for answer in answers:
-            samples = self._pulls.pop(answer.worker)
-            if answer.late:
-                self._rounds[answer.worker] += 1
-                self.pushes.drop(samples)
+    def answers(self) -> list[tuple[int, bool]]:
+        """Return the workers that can be answered now, and whether each is late.
+
+        Their requests are taken as answered.
+        """
+        answers = [(w, self._is_late(w)) for w in sorted(self._pulls) if self._may_answer(w)]
+        for worker, late in answers:
+            samples = self._pulls.pop(worker)
+            if late:
+                self._rounds[worker] += 1
+                self.pushes.dropped += samples > 0
         return answers
 
     @abstractmethod
@@ -218,7 +186,7 @@ class AsynchronousProtocol(Protocol):
         update = Update(self._rounds[worker], {worker: 1.0}) if samples else None
         self._rounds[worker] += 1
         if update is not None:
-            self.pushes.apply(self.version - version)
+            self.pushes.staleness[self.version - version] += 1
             self.version += 1
         return update
 
@@ -243,11 +211,11 @@ class SynchronousProtocol(Protocol):
         late = self._rounds[worker] < self._round
         self._rounds[worker] += 1
         if late:
-            self.pushes.drop(samples)
+            self.pushes.dropped += samples > 0
             return None
         self._arrived[worker] = samples
         if samples:
-            self.pushes.apply(0)
+            self.pushes.staleness[0] += 1
         return self._end_round() if len(self._arrived) == self._needed else None
 
     def _end_round(self) -> Update | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
 from math import prod
@@ -15,11 +15,10 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.sharding.segments import Segment
-from hvdtrain.engines.communicator import Communicator, Pending, PointToPoint
+from hvdtrain.engines.communicator import Pending, PointToPoint
 from hvdtrain.errors import OneRankTrainingError, UsageError
 from hvdtrain.polling import poll_until
 from hvdtrain.train.parameter_server.protocol import (
@@ -33,11 +32,8 @@ from hvdtrain.train.parameter_server.protocol import (
     ParameterServer,
     Protocol,
     Pushes,
-    ServerAnswer,
     SynchronousProtocol,
     Update,
-    empty_answer,
-    empty_request,
 )
 
 # Elements of a parameter, of a shard or of all shards, [n].
@@ -76,16 +72,13 @@ class ParameterRow:
         self.gradients: Flat = np.zeros_like(self.weights)
 
     def read_weights(self) -> None:
-        """Copy the parameters to `weights`."""
         self._copy(self.parameters, self.weights)
 
     def write_weights(self) -> None:
-        """Copy `weights` to the parameters."""
         for parameter, part in zip(self.parameters, self.parts(self.weights), strict=True):
             self._write(parameter, part)
 
     def read_gradients(self) -> None:
-        """Copy the gradients to `gradients`."""
         self._copy(self._gradients_of(), self.gradients)
 
     def _copy(self, tensors: Sequence[Any], flat: Flat) -> None:
@@ -93,7 +86,6 @@ class ParameterRow:
             part[:] = 0 if tensor is None else self._read(tensor)
 
     def parts(self, flat: Flat) -> list[Flat]:
-        """Return the elements of each parameter."""
         return np.split(flat, np.cumsum(self.sizes)[:-1])
 
 
@@ -168,7 +160,6 @@ def outline_of(state: State) -> dict[str, Any]:
 
 
 def is_type(value: object) -> bool:
-    """Return whether an outline has an array here."""
     return isinstance(value, np.dtype)
 
 
@@ -181,23 +172,9 @@ def refuse_optimizer(optimizer: object, framework: str, known: Sequence[type]) -
     )
 
 
-@collective
-def open_point_to_point(channel: Channel) -> PointToPoint:
-    """Return messages between pairs of a channel's members, until it is closed."""
-    opened: PointToPoint = channel.run(_Open())
-    channel.before_closing(opened.close)
-    return opened
-
-
-class _Open(Operation):
-    """An agreed operation, because a round may be using the communicator that it duplicates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.request = Request("opening messages between pairs of ranks")
-
-    def execute(self, communicator: Communicator) -> PointToPoint:
-        return communicator.point_to_point()
+def _wait_for(pending: Iterable[Pending]) -> None:
+    for operation in pending:
+        operation.wait()
 
 
 class Server:
@@ -223,19 +200,21 @@ class Server:
         done, goes_on = 0, True
         while done < rounds and goes_on:
             self._take_request()
-            for answer in self._protocol.answers():
-                self._answer(answer)
+            for worker, late in self._protocol.answers():
+                self._answer(worker, late)
             while done < self._protocol.rounds_done and goes_on:
                 done, goes_on = done + 1, go_on()
-        for worker in list(self._sends):
-            self._finish_sends(worker)
+        for sends in self._sends.values():
+            _wait_for(sends)
         return done
 
     def _take_request(self) -> None:
         """Wait for a request of any worker, and take it."""
         with self._blocked():
-            worker = self._next_worker()
-            request = empty_request()
+            found: list[int] = []
+            poll_until(lambda: self._find_worker(found))
+            (worker,) = found
+            request = np.zeros(3, np.int64)
             self._receive(request, worker, REQUEST)
         kind, samples, version = request.tolist()
         if kind == PULL:
@@ -247,17 +226,11 @@ class Server:
         if update is not None:
             self._shard.step(self._combine(update), self._first + update.round)
 
-    def _next_worker(self) -> int:
-        found: list[int] = []
-
-        def find() -> bool:
-            worker = self._messages.waiting(REQUEST)
-            if worker is not None:
-                found.append(worker)
-            return bool(found)
-
-        poll_until(find)
-        return found[0]
+    def _find_worker(self, found: list[int]) -> bool:
+        worker = self._messages.waiting(REQUEST)
+        if worker is not None:
+            found.append(worker)
+        return bool(found)
 
     def _receive(self, array: Flat, worker: int, tag: int) -> None:
         self._messages.start_receive(Buffer.of(array), worker, tag).wait()
@@ -280,80 +253,17 @@ class Server:
             total += gradient
         return total
 
-    def _answer(self, answer: ServerAnswer) -> None:
-        worker = answer.worker
-        self._finish_sends(worker)  # it has them: it would not have asked otherwise
-        header = empty_answer()
-        header[:] = answer.late, self._protocol.version
+    def _answer(self, worker: int, late: bool) -> None:
+        _wait_for(self._sends.pop(worker, ()))  # it has them: it would not have asked otherwise
+        header = np.array([late, self._protocol.version], np.int64)
         self._sends[worker] = [self._messages.start_send(Buffer.of(header), worker, ANSWER)]
-        if answer.late:
+        if late:
             return
         if worker not in self._outgoing:
             self._outgoing[worker] = np.empty_like(self._shard.weights)
         copy = self._outgoing[worker]  # the weights change while it is sent
         copy[:] = self._shard.weights
         self._sends[worker].append(self._messages.start_send(Buffer.of(copy), worker, WEIGHTS))
-
-    def _finish_sends(self, worker: int) -> None:
-        for send in self._sends.pop(worker, ()):
-            send.wait()
-
-
-class Worker:
-    """A worker's connections to the servers."""
-
-    def __init__(
-        self,
-        messages: PointToPoint,
-        bounds: Mapping[int, tuple[int, int]],
-        blocked: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._messages, self._bounds, self._blocked = messages, dict(bounds), blocked
-        self._versions = dict.fromkeys(bounds, 0)
-
-    def pull(self, weights: Flat, samples: int) -> bool:
-        """Overwrite the weights with those of the servers, once the servers allow it."""
-        answers = {server: empty_answer() for server in self._bounds}
-        with self._blocked():
-            pending = [
-                self._messages.start_receive(Buffer.of(answer), server, ANSWER)
-                for server, answer in answers.items()
-            ]
-            _wait_for(pending + self._request(PULL, samples))
-            if any(late for late, _ in answers.values()):
-                return False
-            _wait_for(
-                [
-                    self._messages.start_receive(Buffer.of(weights[begin:end]), server, WEIGHTS)
-                    for server, (begin, end) in self._bounds.items()
-                ]
-            )
-        self._versions = {server: int(version) for server, (_, version) in answers.items()}
-        return True
-
-    def push(self, gradient: Flat, samples: int) -> None:
-        """Send the gradient to the servers, each its part."""
-        with self._blocked():
-            pending = self._request(PUSH, samples)
-            if samples:
-                pending += [
-                    self._messages.start_send(Buffer.of(gradient[begin:end]), server, GRADIENT)
-                    for server, (begin, end) in self._bounds.items()
-                ]
-            _wait_for(pending)
-
-    def _request(self, kind: int, samples: int) -> list[Pending]:
-        pending = []
-        for server, version in self._versions.items():
-            request = empty_request()
-            request[:] = kind, samples, version
-            pending.append(self._messages.start_send(Buffer.of(request), server, REQUEST))
-        return pending
-
-
-def _wait_for(pending: list[Pending]) -> None:
-    for operation in pending:
-        operation.wait()
 
 
 class ServedRounds:
@@ -372,9 +282,12 @@ class ServedRounds:
         self.workers, self.pushes = size - settings.servers, Pushes()
         ranges = shard_bounds(row.sizes, settings.servers)
         self._bounds = dict(zip(range(self.workers, size), ranges, strict=True))
-        self._messages = open_point_to_point(here.world)
-        self._blocked = here.blocked.running
-        self._worker = Worker(self._messages, self._bounds, self._blocked)
+        # An agreed operation, because a round may be using the communicator that it duplicates.
+        request = Request("opening messages between pairs of ranks")
+        opened: PointToPoint = here.world.run(Work(request, lambda c: c.point_to_point()))
+        here.world.before_closing(opened.close)
+        self._messages, self._blocked = opened, here.blocked.running
+        self._versions = dict.fromkeys(self._bounds, 0)  # of the weights that a worker has
         self._shard: Shard | None = None
         if rank in self._bounds:
             bounds = self._bounds[rank]
@@ -384,7 +297,6 @@ class ServedRounds:
 
     @property
     def serves(self) -> bool:
-        """Whether this rank is a server."""
         return self._shard is not None
 
     def load(self, states: Callable[[], Sequence[State]]) -> None:
@@ -394,36 +306,60 @@ class ServedRounds:
             self._shard.load_whole(states())
 
     def pull(self, samples: int) -> bool:
-        """Begin a round of a worker: overwrite the parameters with the servers' weights."""
-        is_open = self._worker.pull(self._row.weights, samples)
-        if is_open:
-            self._row.write_weights()
-        return is_open
+        """Begin a round of a worker: take the servers' weights; return False if it is over."""
+        answers = {server: np.zeros(2, np.int64) for server in self._bounds}
+        receive, weights = self._messages.start_receive, self._row.weights
+        with self._blocked():
+            pending = [receive(Buffer.of(a), server, ANSWER) for server, a in answers.items()]
+            _wait_for(pending + self._request(PULL, samples))
+            if any(late for late, _ in answers.values()):
+                return False
+            _wait_for(
+                [
+                    receive(Buffer.of(weights[begin:end]), server, WEIGHTS)
+                    for server, (begin, end) in self._bounds.items()
+                ]
+            )
+        self._versions = {server: int(version) for server, (_, version) in answers.items()}
+        self._row.write_weights()
+        return True
 
     def push(self, step: int, samples: int) -> None:
-        """End a round of a worker: send the gradients to the servers."""
+        """End a round of a worker: send the gradients to the servers, each its part."""
         self._row.read_gradients()
-        if samples and not np.isfinite(self._row.gradients).all():
+        gradients = self._row.gradients
+        if samples and not np.isfinite(gradients).all():
             raise OneRankTrainingError(
                 f"step {step + 1}: the gradient of this rank is not finite. Lower --lr, "
                 "lengthen --warmup-epochs, or look at the samples of this step"
             )
-        self._worker.push(self._row.gradients, samples)
+        with self._blocked():
+            pending = self._request(PUSH, samples)
+            if samples:
+                pending += [
+                    self._messages.start_send(Buffer.of(gradients[begin:end]), server, GRADIENT)
+                    for server, (begin, end) in self._bounds.items()
+                ]
+            _wait_for(pending)
+
+    def _request(self, kind: int, samples: int) -> list[Pending]:
+        headers = {s: np.array([kind, samples, v], np.int64) for s, v in self._versions.items()}
+        send = self._messages.start_send
+        return [send(Buffer.of(header), server, REQUEST) for server, header in headers.items()]
 
     def serve(self, first: int, rounds: int, go_on: Callable[[], bool]) -> int:
         """Serve the rounds of all workers; return how many these were."""
         assert self._shard is not None
-        protocol = self._protocol()
+        settings = self._settings
+        protocol: Protocol = (
+            AsynchronousProtocol(self.workers, settings.staleness)
+            if settings.is_async
+            else SynchronousProtocol(self.workers, settings.backup)
+        )
         server = Server(self._messages, self._shard, protocol, self._blocked, first)
         done = server.serve(rounds, go_on)
         self._received = protocol.pushes
         return done
-
-    def _protocol(self) -> Protocol:
-        settings = self._settings
-        if settings.is_async:
-            return AsynchronousProtocol(self.workers, settings.staleness)
-        return SynchronousProtocol(self.workers, settings.backup)
 
     @collective
     def collect(self) -> list[State]:

@@ -81,7 +81,6 @@ class TorchShard(Shard):
 def read_states(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> list[State]:
-    """Return the optimizer's state of each parameter."""
     return [
         {
             name: _flat(value) if is_elementwise(name, value, parameter.shape) else value
@@ -96,7 +95,6 @@ def write_states(
     parameters: Sequence[torch.nn.Parameter],
     states: Sequence[State],
 ) -> None:
-    """Overwrite the optimizer's state of each parameter."""
     for parameter, state in zip(parameters, states, strict=True):
         if state:
             optimizer.state[parameter] = {n: _kept(v, parameter) for n, v in state.items()}
@@ -176,7 +174,6 @@ class ServedLoop(TorchLoop):
         self._rounds.serve(first, rounds, after_round)
 
     def _step(self, step: Step, batches: list[Batch]) -> None:
-        """Compute and push this worker's gradient of a round."""
         samples = sum(len(batch.microbatch.samples) for batch in batches)
         if self._rounds.pull(samples):
             self._backward(step, batches)

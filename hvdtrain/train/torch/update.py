@@ -18,7 +18,7 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import format_ranks
 from hvdtrain.torch.functions import broadcast_module
-from hvdtrain.torch.sharding.fused_update import shares_exactly
+from hvdtrain.torch.sharding.node_update import shares_exactly
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.options import TrainOptions

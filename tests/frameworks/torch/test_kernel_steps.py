@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from hvdtrain.core.sharding.kernel import Form, KernelStep, Place
+from hvdtrain.core.sharding.kernel import Form, KernelStep
 from hvdtrain.torch.sharding.kernel_step import KernelSteps, kernel_rule
 
 ODD = (float("nan"), float("inf"), -0.0, 1e-42, -1e-310, 1e30)
@@ -256,9 +256,15 @@ def test_corrections_are_computed_as_in_python_without_roots_of_mkl() -> None:
     unlike = [n for n in range(1, 999) if (1 - 0.9**n) ** 0.5 != math.sqrt(1 - 0.9**n)]
     weights, mean, square = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).split(1)
     steps, gradient = torch.tensor(unlike[0] - 1.0), torch.ones(1, dtype=torch.float64)
-    place = Place([gradient.data_ptr()], [weights.data_ptr()], 1, 0, 0, double=True)
-    step = KernelStep([place], 1, 0, Form(contracts=True, width_bytes=0))
-    step.use_state(0, [mean.data_ptr(), square.data_ptr(), 0], steps.data_ptr())
-    step.update([rule], None)
+    addresses, state = [[weights.data_ptr()]], [mean.data_ptr(), square.data_ptr(), 0]
+    fields: dict[str, Any] = {
+        "state": state,
+        "steps": steps.data_ptr(),
+        "count": 1,
+        "is_double": True,
+    }
+    step = KernelStep(addresses, Form(contracts=True, width_bytes=0), **fields)
+    step.gradients[:] = gradient.data_ptr()
+    step.update([rule])
     correction = (1 - 0.9 ** unlike[0]) ** 0.5
     assert weights.item() == -mean.item() / (math.sqrt(square.item()) / correction + 1e-8)

@@ -1,10 +1,14 @@
 """Optimizer steps whose work the ranks of a node share, against steps that each takes in full."""
 
 import copy
+import ctypes
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -86,6 +90,27 @@ def in_node_memory(optimizer: hvd.DistributedOptimizer) -> bool:
 def equal_on_all_ranks(model: torch.nn.Module) -> bool:
     values = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     return all(values == theirs for theirs in hvd.allgather_object(values))
+
+
+def _own_objects() -> dict[int, object]:
+    """Return the objects of torch's part and of shared steps, but for records, by id."""
+    gc.collect()
+    places, records = ("hvdtrain.torch", "hvdtrain.core.sharding"), (ctypes.Structure, ctypes.Array)
+    return {
+        id(each): each
+        for each in gc.get_objects()
+        if str(type(each).__module__).startswith(places)
+        and not (is_dataclass(each) or isinstance(each, (type, FunctionType, *records)))
+    }
+
+
+def few_objects_make_a_sharded_optimizer() -> None:
+    before, model = _own_objects(), build()
+    optimizer = wrapped(MAKES["adam"], model)
+    train_together(model, optimizer, 3)
+    made = [each for key, each in _own_objects().items() if key not in before]
+    stays = gradients_of(optimizer).buckets.staying is not None
+    assert not optimizer.sharded or len(made) <= 12 + stays, made
 
 
 def parameters_without_elements_have_a_state() -> None:

@@ -1,11 +1,11 @@
 """Rows that are hard to code, and what the kernel and operations on arrays make of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hvdtrain.arrays import Array, like_shape, to_host
-from hvdtrain.core.exchanges import codes
 from hvdtrain.core.exchanges.codes import row_bytes
 
 # A row less than numpy adds side by side, rows divided into halves, whole and odd ones.
@@ -24,24 +24,14 @@ def room(rows: Array, bits: int) -> tuple[Array, Array]:
     )
 
 
-def coded_by_arrays(rows: Array, bits: int) -> list[Any]:
-    """Return what array_codes makes of rows: the error, factors, codes, values, twice of them."""
+def coded(code: Callable[..., object], rows: Array, bits: int) -> list[Any]:
+    """Return what a function makes of rows: the error, factors, codes, values, twice of them."""
     factors, packed = room(rows, bits)
-    codes.encode_arrays(rows, factors, packed, bits)
+    code("encode", rows, factors, packed, bits)
     values = like_shape(rows, rows.shape)
-    codes.decode_arrays(values, factors, packed, bits)
+    code("decode", values, factors, packed, bits)
     twice = values * 1
-    codes.add_decoded_arrays(twice, factors, packed, bits)
-    return [to_host(each) for each in (rows, factors, packed, values, twice)]
-
-
-def coded_by_kernel(rows: Array, bits: int) -> list[Any]:
-    factors, packed = room(rows, bits)
-    assert codes.with_kernel("encode", rows, factors, packed, bits)
-    values = like_shape(rows, rows.shape)
-    assert codes.with_kernel("decode", values, factors, packed, bits)
-    twice = values * 1
-    assert codes.with_kernel("add_decoded", twice, factors, packed, bits)
+    code("add_decoded", twice, factors, packed, bits)
     return [to_host(each) for each in (rows, factors, packed, values, twice)]
 
 

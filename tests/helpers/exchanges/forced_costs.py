@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from hvdtrain.core.exchanges import auto
-from hvdtrain.core.exchanges.costs import GradientCost, Measured, Method
+from hvdtrain.core.exchanges.costs import Measured
 from hvdtrain.core.exchanges.measured_costs import Measurement
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.communicators import Communicators
@@ -17,14 +18,15 @@ SLOW = 1e3
 
 def forced_costs(plan: BucketPlan, largest: Mapping[str, int], bandwidth: float = SLOW) -> Measured:
     """Return measurements in which each exchange saves nearly all of one gradient."""
-    sizes = [float(spec.nbytes) for spec in plan.specs]
-    methods = [Method("average", 1, 0.0, tuple(GradientCost(0.0, size) for size in sizes))]
-    for name, index in largest.items():
-        costs = [GradientCost(1e-3, size) for size in sizes]
-        costs[index] = GradientCost(1e-3, 0.01 * sizes[index])
-        methods.append(Method(name, 1, 1e-4, tuple(costs)))
-    link, ready = AllreduceCost(1e-4, bandwidth), (0.0,) * len(plan.buckets)
-    return Measured(2, 1, link, AllreduceCost(0.0, float("inf")), ready, tuple(methods))
+    sizes, count = np.array([float(spec.nbytes) for spec in plan.specs]), 1 + len(largest)
+    seconds, nbytes = np.full((count, len(sizes)), 1e-3), np.tile(sizes, (count, 1))
+    seconds[0] = 0.0
+    for number, index in enumerate(largest.values(), 1):
+        nbytes[number, index] *= 0.01
+    link, node = AllreduceCost(1e-4, bandwidth), AllreduceCost(0.0, float("inf"))
+    runs = [1] * count, [0.0] + [1e-4] * (count - 1)
+    ready, names = [0.0] * len(plan.buckets), ["average", *largest]
+    return Measured(2, 1, link, node, ready, names, *runs, seconds, nbytes)
 
 
 class _Forced(Measurement):

@@ -23,8 +23,8 @@ class OneBit(Exchange):
     exactness = "One bit per element; what it loses is added to the next step's gradient."
     checks_finite = True
 
-    def __init__(self, hierarchical: bool = True, feedback: bool = True) -> None:
-        self.hierarchical, self._feedback = hierarchical, feedback
+    def __init__(self, hierarchical: bool = True) -> None:
+        self.hierarchical = hierarchical
         self._residual = ParameterState("residual")
 
     def prepare(self, plan: BucketPlan) -> None:
@@ -51,7 +51,7 @@ class OneBit(Exchange):
                 _decoded(signs[rank], factors[rank], bucket, x, start)
                 for rank in range(network.size)
             ]
-            error = x - sent[network.rank] if self._feedback else x + 0
+            error = x - sent[network.rank]
             for piece in bucket.pieces(error, start):
                 end = piece.first + piece.elements.shape[0]
                 lost[piece.name][piece.first : end] = piece.elements

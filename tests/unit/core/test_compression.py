@@ -6,8 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from coded_rows import coded_by_arrays, normal, room
-from compression_formulas import coded
+from coded_rows import coded, normal, room
+from compression_formulas import coded as formula
 
 from hvdtrain.arrays import Array, HostArray, to_host
 from hvdtrain.core.exchanges import codes
@@ -65,7 +65,7 @@ TYPES = (np.float32, np.float64)
 @pytest.mark.parametrize("bits", BITS)
 def test_equal_magnitudes_and_zeros_are_no_trap(bits: int) -> None:
     rows: Any = np.array([[1.0, -1.0] * 8, [0.0] * 16])
-    codes.encode(rows, *room(rows, bits), bits)
+    codes.code("encode", rows, *room(rows, bits), bits)
     assert np.abs(rows[0]).max() < 0.5
     assert not rows[1].any()
 
@@ -75,16 +75,16 @@ def test_equal_magnitudes_and_zeros_are_no_trap(bits: int) -> None:
 def test_rows_follow_the_formula_and_torch_agrees(bits: int, kind: type[np.floating]) -> None:
     given = normal(70, 512, kind)  # more than fit into one part
     rows, tensor = cast("Array", given.copy()), cast("Array", torch.tensor(given))
-    error, factors, packed, values, twice = coded_by_arrays(rows, bits)
+    error, factors, packed, values, twice = coded(codes.code_arrays, rows, bits)
     assert packed.dtype == np.uint8
     assert packed.nbytes == 70 * 512 * bits / 8
     assert factors.dtype == kind
-    expected = np.stack([coded(row.astype(np.float64), bits) for row in given])
+    expected = np.stack([formula(row.astype(np.float64), bits) for row in given])
     tolerance = 1e-5 if kind is np.float32 else 1e-12
     np.testing.assert_allclose(values, expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(error, given - expected, rtol=0, atol=tolerance)
     assert (twice == 2 * values).all()
-    of_torch = coded_by_arrays(tensor, bits)
+    of_torch = coded(codes.code_arrays, tensor, bits)
     assert (of_torch[2] == packed).mean() > 0.99  # sums rounded otherwise have other thresholds
     np.testing.assert_allclose(of_torch[3], expected, rtol=0, atol=tolerance)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core.gradients.bucket_size import choose_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
-from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of, whole_segments_of
+from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of
 from hvdtrain.engines.communicator import aligned_bounds
 from hvdtrain.types import DType
 
@@ -175,8 +175,8 @@ def test_no_owner_has_more_than_its_share(owners: int) -> None:
     }
     whole = 2 * sum(spec.nbytes for spec in specs)
     for segments in segments_of(plan, owners):
-        assert StateLayout(segments, [adam] * len(specs)).nbytes < whole * (1 / owners + 0.02)
+        assert StateLayout.of(segments, [adam] * len(specs)).nbytes < whole * (1 / owners + 0.02)
     costs = [0, *(spec.count for spec in specs[1:])]
-    found = whole_segments_of(plan, owners, costs)
+    found = segments_of(plan, owners, costs)
     assert sorted(s.parameter for own in found for s in own) == list(range(len(costs)))
     assert max(sum(costs[s.parameter] for s in own) for own in found) < sum(costs) * 1.15 / owners

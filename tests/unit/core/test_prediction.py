@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,9 +13,7 @@ from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.costs import (
-    GradientCost,
     Measured,
-    Method,
     as_in_steps,
     best,
     choice_line,
@@ -32,14 +30,13 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.local import LocalCommunicator
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.types import ReduceOp
 
 FREE = AllreduceCost(0.0, float("inf"))
 
 
 def spec_of(name: str, *shape: int) -> ParameterSpec:
-    strides = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
-    return ParameterSpec(name, shape, strides, DType.FLOAT32, "float32", "cpu")
+    return ParameterSpec.of_array(name, shape, "float32", "float32")
 
 
 def plan_of(counts: Sequence[int], bucket_bytes: int) -> BucketPlan:
@@ -47,26 +44,50 @@ def plan_of(counts: Sequence[int], bucket_bytes: int) -> BucketPlan:
     return make_plan(specs, bucket_bytes, bucket_bytes)
 
 
+class Method(NamedTuple):
+    """What an exchange costs: its calls, the seconds of a run, and seconds and bytes of each."""
+
+    name: str
+    calls: float
+    start: float
+    seconds: Sequence[float]
+    nbytes: Sequence[float]
+
+
 def compressing(name: str, plan: BucketPlan, rate: float, start: float, speed: float) -> Method:
-    costs = [GradientCost(spec.nbytes / speed, rate * spec.nbytes) for spec in plan.specs]
-    return Method(name, 2, start, tuple(costs))
+    sizes = [spec.nbytes for spec in plan.specs]
+    return Method(name, 2, start, [n / speed for n in sizes], [rate * n for n in sizes])
 
 
-def average(plan: BucketPlan) -> Method:
-    costs = tuple(GradientCost(0.0, float(spec.nbytes)) for spec in plan.specs)
-    return Method("average", 1, 0.0, costs)
+def average(plan: BucketPlan, start: float = 0.0) -> Method:
+    return Method("average", 1, start, [0.0] * len(plan.specs), [s.nbytes for s in plan.specs])
 
 
-def on_link(link: AllreduceCost, plan: BucketPlan, *methods: Method, owners: int = 1) -> Measured:
-    ready = tuple(0.001 * (1 + number) for number in range(len(plan.buckets)))
-    return Measured(2, owners, link, FREE, ready, (average(plan), *methods))
+def measured_of(
+    link: AllreduceCost,
+    ready: Sequence[float],
+    *methods: Method,
+    nodes: int = 2,
+    owners: int = 1,
+    node: AllreduceCost = FREE,
+    **rest: Any,
+) -> Measured:
+    names, calls, starts, seconds, nbytes = zip(*methods, strict=True)
+    costs = calls, starts, np.array(seconds), np.array(nbytes)
+    return Measured(nodes, owners, link, node, ready, names, *costs, **rest)
+
+
+def on_link(link: AllreduceCost, plan: BucketPlan, *methods: Method) -> Measured:
+    ready = [0.001 * (1 + number) for number in range(len(plan.buckets))]
+    return measured_of(link, ready, average(plan), *methods)
 
 
 def test_owners_and_the_node_have_their_share() -> None:
     plan = plan_of([1000, 1000], 1 << 20)
     method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
     link, node = AllreduceCost(0.01, 1e6), AllreduceCost(0.1, 1e5)
-    found = predict(Measured(3, 2, link, node, (0.5,), (average(plan), method)), plan, [0, 1])
+    given = measured_of(link, [0.5], average(plan), method, nodes=3, owners=2, node=node)
+    found = predict(given, plan, [0, 1])
     parts = (0.1 + 8000 / 1e5, 0.01 + 4000 / 1e6 / 2, 2 * 0.01 + 0.003 + (4000 + 2000) / 1e6 / 2)
     assert found.seconds == pytest.approx(0.5 + sum(parts))
     assert found.sent_bytes == pytest.approx((4000 + 2000) * 2 * 2 / 3)
@@ -76,9 +97,8 @@ def test_computations_of_the_channel_delay_the_gradients_after_them() -> None:
     """By the share of the cores that they take, and as far as the average does not compute."""
     plan = plan_of([1000, 1000], 4000)
     method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
-    averages = Method("average", 1, 0.001, average(plan).gradients)
-    link = AllreduceCost(0.0, 1e6)
-    measured = Measured(2, 1, link, FREE, (0.1, 0.2), (averages, method), 0.5, rest_seconds=0.7)
+    methods, link = (average(plan, 0.001), method), AllreduceCost(0.0, 1e6)
+    measured = measured_of(link, [0.1, 0.2], *methods, core_share=0.5, rest_seconds=0.7)
     delay = 0.5 * (0.003 + 4000 / 1e6 - 0.001)
     averaging, halving = 0.001 + 4000 / 1e6, 0.003 + 6000 / 1e6
     for choice, last in (([1, 1], delay + halving), ([1, 0], halving), ([0, 1], delay + averaging)):
@@ -97,7 +117,8 @@ def test_the_average_takes_as_long_as_in_the_steps() -> None:
     halved = 0.003 + 0.004 + 3 * (2 * 0.001 + 0.002)
     both = 0.001 + 2 * halved + 0.5 - (0.001 + 0.03)
     assert predict(found, plan, [1, 1]).seconds == pytest.approx(both)
-    assert as_in_steps(alone, plan, 0.001, 0.005) == alone  # on a device it takes no time to begin
+    at_once = as_in_steps(alone, plan, 0.001, 0.005)  # as on a device
+    assert (at_once.network, at_once.rest_seconds) == (alone.network, 0.0)
 
 
 def test_no_other_choice_is_shorter() -> None:
@@ -107,11 +128,11 @@ def test_no_other_choice_is_shorter() -> None:
     assert len(plan.buckets) == 2
     for _ in range(20):
         methods = [
-            Method(str(n), n, 1e-4 * n, tuple(GradientCost(c, 1e6 * w) for c, w in of_method))
-            for n, of_method in enumerate(generator.uniform(0, 0.002, (3, 6, 2)).tolist())
+            Method(str(n), n, 1e-4 * n, seconds, 1e6 * nbytes)
+            for n, (seconds, nbytes) in enumerate(generator.uniform(0, 0.002, (3, 2, 6)))
         ]
         link = AllreduceCost(generator.uniform(0, 0.001), 1e6)
-        measured = Measured(2, 1, link, FREE, (0.0, 0.0), tuple(methods))
+        measured = measured_of(link, [0.0, 0.0], *methods)
         choices = product(range(3), repeat=6)
         shortest = min(predict(measured, plan, choice).seconds for choice in choices)
         found = predictions(measured, plan)
@@ -133,14 +154,14 @@ def test_a_gain_of_less_than_5_percent_does_not_count() -> None:
     link = AllreduceCost(0.0, 4000.0)  # one second
     for rate, chosen in ((0.96, 0), (0.94, 1)):
         method = compressing("half", plan, rate, start=0.0, speed=1e12)
-        measured = Measured(2, 1, link, FREE, (0.0,), (average(plan), method))
+        measured = measured_of(link, [0.0], average(plan), method)
         assert best(predictions(measured, plan)).choice == (chosen,)
 
 
 def test_each_gradient_may_have_another_method() -> None:
     plan = plan_of([1 << 20, 1 << 20], 1 << 10)
-    first = Method("a", 1, 0.0, (GradientCost(0.0, 10.0), GradientCost(1.0, 10.0)))
-    second = Method("b", 1, 0.0, (GradientCost(1.0, 10.0), GradientCost(0.0, 10.0)))
+    first = Method("a", 1, 0.0, [0.0, 1.0], [10.0, 10.0])
+    second = Method("b", 1, 0.0, [1.0, 0.0], [10.0, 10.0])
     measured = on_link(AllreduceCost(1e-4, 1e7), plan, first, second)
     found = predictions(measured, plan)
     assert [each.choice for each in found] == [(0, 0), (1, 0), (0, 2), (1, 2)]

@@ -14,7 +14,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.protocol import (
     AsynchronousProtocol,
     Protocol,
-    ServerAnswer,
     SynchronousProtocol,
     Update,
 )
@@ -88,16 +87,13 @@ class Workers:
             self.updates += [update] if update is not None else []
             self.rounds[worker] += 1
             self.versions[worker] = None
-        for answer in self._protocol.answers():
-            self._take(answer)
-
-    def _take(self, answer: ServerAnswer) -> None:
-        self.waiting.remove(answer.worker)
-        if answer.late:
-            self.rounds[answer.worker] += 1
-        else:
-            self.leads.append(self.rounds[answer.worker] - min(self.rounds))
-            self.versions[answer.worker] = self._protocol.version
+        for answered, late in self._protocol.answers():
+            self.waiting.remove(answered)
+            if late:
+                self.rounds[answered] += 1
+            else:
+                self.leads.append(self.rounds[answered] - min(self.rounds))
+                self.versions[answered] = self._protocol.version
 
     def run(self, order: Sequence[int]) -> None:
         for number in order:
