@@ -350,7 +350,7 @@ def _exchange(
     if steps < 1:
         raise UsageError(f"--steps {steps} must be at least 1")
     require_exchanges(exchanges)
-    changes: dict[str, int | Sequence[str]] = {"exchanges": exchanges, "steps_per_turn": steps}
+    changes: dict[str, Any] = {"exchanges": exchanges, "steps_per_turn": steps}
     if tasks:
         return run_suite(Suite.exchange_losses, **common, tasks=tasks, **changes)
     chosen = models or (() if common["quick"] else ("transformer",))
