@@ -144,11 +144,12 @@ class OwnerUpdate(ABC):
 
     def _gradient(self, index: int, kept: bool) -> torch.Tensor:
         """Return the gradient of a segment: the reduced one, or what the program has kept."""
-        views, gradient = self.buckets.views, self._parameters[index].grad
-        if kept and not views.holds(index):
+        gradient = self._parameters[index].grad
+        if kept and not self.buckets.holds(index):
             assert gradient is not None
             return self._part_of(index, gradient)
-        return self._in_shape(index, views.elements(index)[self._owned[index].in_parameter])
+        elements = self.buckets.elements(index)
+        return self._in_shape(index, elements[self._owned[index].in_parameter])
 
     def _own_gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients of this rank's segments that have elements."""
