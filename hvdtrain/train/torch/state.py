@@ -65,8 +65,8 @@ def tensor_checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
     with torch.no_grad():
         for device, chosen in by_device.items():
             factors, rows = _multipliers(device), _ROWS_AT_A_TIME.get(device.type, _MANY_ROWS)
-            words = [_words(tensors[index]) for index in chosen]
-            sums = torch.stack([words_checksum(each, factors, rows) for each in words])
+            # One after the other: the words of some tensors are copies.
+            sums = torch.stack([words_checksum(_words(tensors[i]), factors, rows) for i in chosen])
             for index, checksum in zip(chosen, sums.tolist(), strict=True):
                 checksums[index] = checksum
     return checksums
