@@ -172,7 +172,10 @@ class KernelStep:
     def sum(self, scales: Scales) -> float:
         """Overwrite this rank's gradients with the scaled sums; return the sum of their squares."""
         self._call("hvd_sum", (), scales)
-        return float(sum(self.segments["squares"].tolist()))
+        total = 0.0
+        for square in self.segments["squares"].tolist():
+            total += square  # sum() rounds in another way since Python 3.12
+        return total
 
     def _call(
         self,
