@@ -146,13 +146,7 @@ def _replaced(
         for name, layer in list(parent.named_children()):
             made = other(layer)
             if made is not None:
-                for part in (
-                    "weight",
-                    "bias",
-                    "running_mean",
-                    "running_var",
-                    "num_batches_tracked",
-                ):
+                for part in _NORMALIZATION:
                     setattr(made, part, getattr(layer, part))
                 made.train(layer.training)
                 setattr(parent, name, made)
