@@ -139,8 +139,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self._synchronized = False
         self._clipped = False
         self._skips = False
-        taken = context.current().config.torch_steps
-        self._kernel = KernelSteps(optimizer) if taken and self._shared is None else None
+        self._takes_steps = context.current().config.torch_steps
+        self._kernel: KernelSteps | None = None  # ranks that share steps may stop doing so
 
     @property
     def _shared(self) -> TorchSharedSteps | None:
@@ -517,8 +517,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the wrapped optimizer's step, in the compiled kernel where that has its bits."""
-        if closure is None and self._kernel is not None and self._kernel.take():
-            return None
+        if closure is None and self._takes_steps:
+            self._kernel = self._kernel or KernelSteps(self._optimizer)
+            if self._kernel.take():
+                return None
         return self._optimizer.step(closure)
 
     @collective
