@@ -18,6 +18,8 @@ from hvdtrain.core.objects import broadcast_object as _broadcast_object
 from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks
 
+__all__ = ["ObjectState", "require_all", "run", "tells_of_lost_ranks"]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -12,6 +12,18 @@ from hvdtrain.core.bucket_plans import close_unused_plans
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
 
+__all__ = [
+    "Mpi4pyCommunicator",
+    "ProcessSet",
+    "add_process_set",
+    "can_lose_ranks",
+    "channel_of",
+    "global_process_set",
+    "remove_process_set",
+    "require_process_set",
+    "stays_alone",
+]
+
 
 @runtime_checkable
 class Mpi4pyCommunicator(Protocol):
