@@ -64,11 +64,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Broadcast if the model is built (collective)."""
         self.broadcast_done = False
         self._broadcast_once()
 
     @collective
-    def _broadcast_once(self, batch: int = 0, logs: Logs | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Broadcast if the model was not built before (collective)."""
+        self._broadcast_once()
+
+    @collective
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Broadcast if there was one batch only, which built the model (collective)."""
+        self._broadcast_once()
+
+    @collective
+    def _broadcast_once(self) -> None:
         model = self.model
         # A model whose class has no `build` is marked as built before it has weights.
         if self.broadcast_done or not (model.built and model.weights):
@@ -77,12 +88,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, self.root_rank)
         self.broadcast_done = True
-
-    on_train_batch_begin = _broadcast_once
-
-    @collective
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        self._broadcast_once()  # if there was one batch only, which built the model
 
 
 # The keys that lead to a metric, its value, and the number of samples that this is the mean of.
@@ -110,13 +115,16 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._training_samples: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Forget the last epoch."""
         self._training_samples = None
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Remember the number of training samples, before validation resets it."""
         self._training_samples = self._samples()
 
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Average the logs over the ranks (collective)."""
         last = self._samples()
         trained = last if self._training_samples is None else self._training_samples
         own: _Metrics = {}
@@ -232,6 +240,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Find the number of batches in an epoch on the rank that has most (collective)."""
         optimizer = _with_learning_rate(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
@@ -249,9 +258,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Set the learning rate if it is due."""
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -262,6 +273,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the learning rate."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -314,6 +326,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the learning rate, and print the final one."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
@@ -408,10 +421,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)
 

@@ -198,6 +198,7 @@ class HvdStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
+        """The device of this rank."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
         if devices[0].type != "cuda":
             return devices[0]
@@ -214,18 +215,22 @@ class HvdStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The arguments of a DistributedSampler."""
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def set_world_ranks(self) -> None:
+        """Have only rank 0 print and log."""
         for module in (load_fabric("utilities.rank_zero"), PYTORCH.utilities.rank_zero):
             module.rank_zero_only.rank = hvd.rank()
 
     def setup_environment(self) -> None:
+        """Set the device and the seeds of this rank."""
         super().setup_environment()
         load_fabric("utilities.seed").reset_seed()
 
     @collective
     def setup(self, trainer: Any) -> None:
+        """Give all ranks the weights of rank 0, and wrap the optimizers (collective)."""
         if isinstance(self._layer_sync, PYTORCH.plugins.TorchSyncBatchNorm):
             self._layer_sync = HvdSyncBatchNorm()
         if self._layer_sync is not None and _fits(trainer):
@@ -236,10 +241,12 @@ class HvdStrategy(ParallelStrategy):
             broadcast_module(self.lightning_module)
 
     def model_to_device(self) -> None:
+        """Move the model to the device of this rank."""
         self.model.to(self.root_device)
 
     @collective
     def setup_optimizers(self, trainer: Any) -> None:
+        """Wrap the optimizers, which then have the weights and states of rank 0 (collective)."""
         super().setup_optimizers(trainer)
         broadcast_module(self.lightning_module)
         self.optimizers = list(map(self._wrap, self.optimizers))
@@ -272,6 +279,7 @@ class HvdStrategy(ParallelStrategy):
     def backward(
         self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
+        """Compute gradients and reduce them, unless they are only accumulated (collective)."""
         module, plugin, blocked = self.lightning_module, self.precision_plugin, self._blocked
         for reduction in self._reductions.values():
             reduction.begin(blocked)
@@ -289,6 +297,7 @@ class HvdStrategy(ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
+        """Return a context in which gradients are accumulated, and not reduced."""
         before, self._blocked = self._blocked, True
         try:
             yield
@@ -299,6 +308,7 @@ class HvdStrategy(ParallelStrategy):
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
+        """Take a step on the reduced gradients (collective)."""
         reduction = self._reductions[id(optimizer)]
 
         def complete() -> Any:
@@ -315,6 +325,7 @@ class HvdStrategy(ParallelStrategy):
         return result
 
     def process_dataloader(self, dataloader: object) -> object:
+        """Return a loader that gives each sample to one rank."""
         trainer = self.lightning_module.trainer
         if not self._exact:
             return dataloader
@@ -324,11 +335,13 @@ class HvdStrategy(ParallelStrategy):
         return dataloader
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Note the weight of this rank's part of a short last batch."""
         averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
         self._weight = weight_of(batch_idx, self.lightning_module.trainer) if averages else 1.0
 
     @collective
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return a tensor reduced over all ranks, or anything else as it is (collective)."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
         op = _operation(reduce_op)
@@ -338,16 +351,19 @@ class HvdStrategy(ParallelStrategy):
 
     @collective
     def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks (collective)."""
         hvd.barrier()
 
     @collective
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of one rank on every rank (collective)."""
         return hvd.broadcast_object(obj, src)
 
     @collective
     def all_gather(
         self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
     ) -> torch.Tensor:
+        """Return the tensors of all ranks, [size, ...] (collective)."""
         members = _members(group)
         if not sync_grads or not tensor.requires_grad:
             return hvd.allgather(tensor.detach()[None], process_set=members)
@@ -377,6 +393,7 @@ class HvdStrategy(ParallelStrategy):
 
     @collective
     def on_train_end(self) -> None:
+        """Exchange weights if that is due (collective)."""
         self._flush()
 
     def _flush(self) -> None:
