@@ -11,7 +11,10 @@ from typing import TypeAlias
 
 
 def simplify(module: ast.Module) -> None:
-    """Replace these forms in a module."""
+    """Say `match` as `if`, getattr() as an attribute, map() as a loop, a dataclass's __init__().
+
+    So nothing else has to know of these forms.
+    """
     waiting: list[ast.AST] = [module]
     while waiting:
         node = waiting.pop()
