@@ -16,7 +16,6 @@ from hvdtrain_bench.harness.turns import Contender
 
 if TYPE_CHECKING:
     from hvdtrain_bench.cases.peers import Peer
-    from hvdtrain_bench.harness.ranks import Ranks
 
 
 # Elements are checked in pieces, so that the check does not need as much memory as the tensor.
