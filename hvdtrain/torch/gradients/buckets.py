@@ -475,7 +475,7 @@ class ParameterBuckets(Reducer):
         for index in range(len(self._parameters)) if complete is None else complete:
             gradient = self._parameters[index].grad
             if gradient is not None:
-                self._noted[index] = gradient, *_marks(gradient)
+                self._noted[index] = gradient, gradient._version, _place(gradient)
 
     def look(self, complete: Iterable[int], arriving: int) -> None:
         """Look for changes since note() when another backward pass brings its first gradient.
@@ -502,9 +502,17 @@ class ParameterBuckets(Reducer):
             gradient, noted = self._parameters[index].grad, self._noted.get(index)
             if gradient is None:
                 continue
-            if noted is None or gradient is not noted[0]:
-                return index
-            if self.plan.bucket_of[index] != filling and noted[1:] != _marks(gradient):
+            if noted is None:
+                # The end of a compiled backward pass is not reported if a gradient is missing.
+                if not self.is_current(index):
+                    return index
+                continue
+            kept, version, place = noted
+            if self.holds(index):  # perhaps as another tensor of the same memory
+                replaced = self._has_left(index)
+            else:
+                replaced = gradient is not kept or _place(gradient) != place
+            if replaced or (self.plan.bucket_of[index] != filling and kept._version != version):
                 return index
         return None
 
@@ -564,6 +572,6 @@ def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:
     return gradient.data_ptr() if like and is_plain(gradient) else None
 
 
-def _marks(gradient: torch.Tensor) -> tuple[int, int]:
-    """Return what differs when elements or the memory of a gradient are changed."""
-    return gradient._version, 0 if gradient.is_sparse else gradient.data_ptr()
+def _place(gradient: torch.Tensor) -> int:
+    """Return the address of the memory of a gradient; 0 if it is sparse."""
+    return 0 if gradient.is_sparse else gradient.data_ptr()
