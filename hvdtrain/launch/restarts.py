@@ -143,26 +143,30 @@ class MilestoneListener:
                 connection.setblocking(False)
                 self._open[connection] = now
         for connection, opened in self._open.copy().items():
-            held = connection in self._held
-            try:
-                text = connection.recv(_LONGEST_BYTES)
-            except BlockingIOError:
-                if held or now - opened < _SILENT_SECONDS:
-                    continue
-                text = b""
-            except OSError:
-                text = b""
-            if text:
-                found |= self._told(connection, text)
-                continue
-            found |= {LOST} if held else set()
-            self._held.discard(connection)
-            del self._open[connection]
-            connection.close()
+            with suppress(BlockingIOError):
+                found |= self._read(connection)
+            silent = connection in self._open and connection not in self._held
+            if silent and now - opened > _SILENT_SECONDS:
+                self._close(connection)
         return found
 
-    def _told(self, connection: socket.socket, text: bytes) -> set[str]:
-        """Return what a rank has reported."""
+    def _close(self, connection: socket.socket) -> None:
+        self._held.discard(connection)
+        del self._open[connection]
+        connection.close()
+
+    def _read(self, connection: socket.socket) -> set[str]:
+        """Return what a rank has reported, and forget a connection that has ended."""
+        try:
+            text = connection.recv(_LONGEST_BYTES)
+        except BlockingIOError:
+            raise
+        except OSError:
+            text = b""
+        if not text:
+            found = {LOST} if connection in self._held else set()
+            self._close(connection)
+            return found
         pairs = [line.partition(b" ") for line in text.splitlines()]
         own = self._key.encode()
         told = [os.fsdecode(name) for key, _, name in pairs if secrets.compare_digest(key, own)]

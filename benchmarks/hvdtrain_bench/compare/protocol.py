@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.sampling import Indices
@@ -70,19 +70,34 @@ def read_task(path: Path) -> ContenderTask:
     return ContenderTask(**{**found, "options": TrainOptions(**options)})
 
 
+# No argument of a recipe has that name.
+_ARRAY, _FACTS = "/array", "facts"
+
+
 def write_result(path: Path, result: RankResult) -> None:
-    """Write what a rank has measured, atomically."""
+    """Write what a rank has measured, atomically: JSON that names arrays beside it."""
+    arrays: dict[str, Any] = {}
+
+    def plain(part: object) -> object:
+        arrays[f"{len(arrays)}"] = np.asarray(part)
+        return {_ARRAY: f"{len(arrays) - 1}"}
+
+    facts = json.dumps(vars(result), default=plain)
     with replacing(path) as file:
-        pickle.dump(result, file)
+        np.savez(file, **{**arrays, _FACTS: np.array(facts)})
 
 
 def read_result(path: Path) -> RankResult:
-    found: RankResult = pickle.loads(path.read_bytes())
-    return found
+    with np.load(path, allow_pickle=False) as arrays:
+        facts: dict[str, Any] = json.loads(
+            str(arrays[_FACTS]),
+            object_hook=lambda part: arrays[part[_ARRAY]] if part.keys() == {_ARRAY} else part,
+        )
+    return RankResult(**facts)
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank.{rank}.result"
+    return folder / f"rank.{rank}.npz"
 
 
 def error_file(folder: Path, rank: int) -> Path:
