@@ -246,6 +246,10 @@ def shared_gradients_are_not_for_the_program() -> None:
         optimizer.zero_grad()
     assert all(p.grad is None for p in model.parameters())
     train_together(model, optimizer, 1)
+    backward(model, 0)
+    for p in model.parameters():
+        p.grad = None if p.grad is None else p.grad.detach()  # in the same memory: no change
+    optimizer.step()
     assert all(p.grad is None for p in model.parameters())
     hook = optimizer.register_step_pre_hook(lambda *_: None)
     F.cross_entropy(model(inputs), labels).backward()
