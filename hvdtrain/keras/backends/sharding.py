@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,6 +24,7 @@ from hvdtrain.core.arrays.shared_steps import (
 )
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.backends.backend import Backend
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
 
 # Each element of a variable is updated by itself.
@@ -129,24 +130,10 @@ class StateVariable(KeptArray):
 _UNKNOWN = -1.0
 
 
-class ArrayBackend(Protocol):
-    """What shared updates need of Keras's backend."""
-
-    @collective
-    def map_arrays(
-        self,
-        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[BackendTensor],
-        results: Sequence[BackendTensor],
-        name: str,
-    ) -> list[BackendTensor]:
-        """Call a function on arrays, in the order of the program."""
-
-
 class KerasSharedUpdate:
     """Updates the variables of an optimizer together with the other ranks of the node."""
 
-    def __init__(self, settings: GradientSettings, name: str, backend: ArrayBackend) -> None:
+    def __init__(self, settings: GradientSettings, name: str, backend: Backend) -> None:
         self._settings, self._name, self._backend = settings, name, backend
         self._slices = node_slices(settings.process_set)
         self._state: list[tuple[KerasVariable, str, StateVariable]] = []
