@@ -49,12 +49,6 @@ def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
     return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
 
 
-def one_bit(hierarchical: bool) -> OneBit:
-    exchange = OneBit(hierarchical)
-    exchange.checks_finite = False
-    return exchange
-
-
 def samples(step: int, rank: int) -> float:
     return float(len(own(batch(step)[0], rank)))
 
