@@ -223,5 +223,5 @@ def reducescatter(tensors: Sequence[tf.Tensor], how: Options) -> list[tf.Tensor]
 
 
 def _any_rows(tensor: tf.Tensor) -> tf.TensorSpec:
-    """Return what is known of rows like those of a tensor."""
+    """Return a tensor's type and shape, with any number of rows."""
     return tf.TensorSpec(tf.TensorShape([None]).concatenate(tensor.shape[1:]), tensor.dtype)

@@ -35,7 +35,7 @@ class ParameterSpec:
 
     @classmethod
     def of_array(cls, name: str, shape: Sequence[int], dtype: str, kind: str) -> ParameterSpec:
-        """Return that of a contiguous array in host memory."""
+        """Return the spec of a contiguous array in host memory."""
         strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
         return cls(name, tuple(shape), strides, DType(dtype), kind, "cpu")
 

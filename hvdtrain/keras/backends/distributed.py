@@ -120,7 +120,7 @@ class GradientReduction:
         self.told, self._told_in_trace = weight, self._backend.is_tracing()
 
     def has(self, parameters: Set[int]) -> bool | None:
-        """Return whether it reduces the gradient of one of these; see sample_weights."""
+        """Return whether the optimizer updates one of these parameters; see sample_weights."""
         if callable(self.told):  # for its own fit only
             return False
         own = set(map(id, self.variables))
