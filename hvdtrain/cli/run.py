@@ -151,10 +151,9 @@ def _run(
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
-    elif code != 0 and launches.asked is None and launches.silent_rank is not None:
+    elif code != 0 and launches.asked is None and launches.silent is not None:
         click.echo(
-            f"hvdtrain: rank {launches.silent_rank} ended the job with exit code {code}: --verbose "
-            "shows what mpirun says of it",
+            f"hvdtrain: {launches.silent} ended the job with exit code {code} and gave no reason",
             err=True,
         )
     return code

@@ -132,8 +132,8 @@ class Launches:
         verbose: bool = True,
     ) -> None:
         self.asked: int | None = None
-        # The rank that has ended the job, if Open MPI names it and no rank has given a reason.
-        self.silent_rank: int | None = None
+        # Who has ended the job, if nobody said why. Open MPI may name no rank if all have ended.
+        self.silent: str | None = None
         self._verbose, self._reader = verbose, threading.Thread()
         self._descriptors, self._interrupts = descriptors, list(interrupts)
         # Signals that are ignored here, as under nohup, stay ignored.
@@ -213,7 +213,9 @@ class Launches:
         _write(held)
         named = _RANK.search(blocks)
         if named is not None and not has_reason:
-            self.silent_rank = int(named[1] or named[2])
+            self.silent = f"rank {int(named[1] or named[2])}"
+        elif not (written or held):
+            self.silent = "a rank"
 
     def end_orphans(self) -> None:
         """End the processes that a launcher has left behind on this host, and their descendants.

@@ -24,6 +24,8 @@ def main() -> None:
         signal.sigwait([signal.SIGUSR1])
         write(1, f"rank {rank} has SIGUSR1")
         time.sleep(3600)
+    if behaviour.endswith("one that waits"):
+        time.sleep(3600)
     if behaviour == "tells":
         write(2, f"rank {rank} warns")
     given = {name: os.environ.get(name) for name in GIVEN}
@@ -52,7 +54,7 @@ def misbehave(behaviour: str) -> None:
             os.dup2(null, descriptor)
         os.closerange(3, 256)  # Hydra waits for the end of its own pipe
         time.sleep(3600)
-    if behaviour.endswith("exits 3"):
+    if "exits 3" in behaviour:
         sys.exit(3)
 
 

@@ -49,9 +49,12 @@ def test_the_exit_code_is_that_of_mpirun(tmp_path: Path) -> None:
     assert done.stderr == f"hvdtrain: exit code 3: see {logs}/rank.*.log\n"
     assert "is here" not in done.stdout
     assert (logs / "rank.1.log").read_text() == "rank 1 of 2 is here\n"
-    done = run("-n", 2, WORKER, "exits 3").end()
-    said = "hvdtrain: rank 1 ended the job with exit code 3: --verbose shows what mpirun says of it"
-    assert done.stderr == f"{said}\n"
+    # Open MPI may name no rank once all have ended.
+    waits, alone = "exits 3 beside one that waits", "exits 3"
+    for behaviour, who in (waits, "rank 1"), (alone, "(rank 1|a rank)"):
+        done = run("-n", 2, WORKER, behaviour).end()
+        said = f"hvdtrain: {who} ended the job with exit code 3 and gave no reason\n"
+        assert (done.returncode, bool(re.fullmatch(said, done.stderr))) == (3, True), done.stderr
     done = run("--num-ranks", 2, WORKER, "is killed").end()
     assert done.returncode == 128 + signal.SIGKILL
     assert "signal 9 (Killed)" in done.stderr
