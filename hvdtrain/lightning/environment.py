@@ -126,6 +126,21 @@ def omit_padding(loader: object) -> None:
         sampler.num_samples = len(range(sampler.rank, samples, sampler.num_replicas))
 
 
+def draw_together(loader: object) -> None:
+    """Have the program's own sampler, whose draws Lightning divides among ranks, draw on rank 0."""
+    if not isinstance(loader, DataLoader):
+        return
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if not isinstance(sampler, load_fabric("utilities.distributed").DistributedSamplerWrapper):
+        return
+    drawn: Any = sampler.dataset
+
+    def reset() -> None:
+        drawn._sampler_list = hvd.broadcast_object([*drawn._sampler])
+
+    drawn.reset = reset
+
+
 class TrainingSampler(DistributedSampler[Any]):
     """Divides each global batch among the ranks; all have the same number of batches.
 

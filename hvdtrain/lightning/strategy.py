@@ -21,6 +21,7 @@ from hvdtrain.lightning.environment import (
     LayerSync,
     ParallelStrategy,
     divide_training,
+    draw_together,
     load_fabric,
     omit_padding,
     synchronize_metrics,
@@ -329,6 +330,7 @@ class HvdStrategy(ParallelStrategy):
         trainer = self.lightning_module.trainer
         if not self._exact:
             return dataloader
+        draw_together(dataloader)
         if trainer.training:
             return divide_training(dataloader, trainer)
         omit_padding(dataloader)

@@ -279,6 +279,15 @@ def listed() -> Any:
     return weights(one)
 
 
+def sampled() -> Any:
+    """A sampler of the program that draws from a random number generator of each rank."""
+    model, data, how = Regression(), regression(36), {"max_epochs": 2}
+    own = torch.utils.data.SubsetRandomSampler(range(24))
+    pl.Trainer(**QUIET, strategy="hvdtrain", **how).fit(model, loader(data, sampler=own))
+    assert all_of(model.seen) == sorted([*range(24)] * 2)
+    return weights(model)
+
+
 def manual() -> Any:
     model = Adversaries()
     fit(model, regression())

@@ -8,9 +8,9 @@ from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("lightning_worker.py")
 CASES = [
-    *("training", "accumulation", "uneven", "listed", "manual", "sharing", "weight_exchange"),
-    *("batch_norm", "precision", "resuming", "interrupted", "limited", "evaluation"),
-    "communication",
+    *("training", "accumulation", "uneven", "listed", "sampled", "manual", "sharing"),
+    *("weight_exchange", "batch_norm", "precision", "resuming", "interrupted", "limited"),
+    *("evaluation", "communication"),
 ]
 WARM = "torch torchmetrics lightning.pytorch"
 LAUNCHES = {
