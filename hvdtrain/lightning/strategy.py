@@ -28,6 +28,7 @@ from hvdtrain.lightning.environment import (
     weight_of,
 )
 from hvdtrain.torch.functions import broadcast_module
+from hvdtrain.torch.sync_batch_norm import count_batches
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
 
@@ -340,6 +341,7 @@ class HvdStrategy(ParallelStrategy):
         """Note the weight of this rank's part of a short last batch."""
         averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
         self._weight = weight_of(batch_idx, self.lightning_module.trainer) if averages else 1.0
+        count_batches(self.lightning_module, self._weight > 0)
 
     @collective
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:

@@ -51,11 +51,14 @@ class SyncBatchNorm(_BatchNorm):
 
     In eval() it is local: without running statistics it takes those of the rank's batch. The input
     has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU; batch sizes
-    may differ between ranks, and a batch may be empty. Arguments and buffers are those of
+    may differ between ranks, and a batch may be empty; while `counts` is False it takes part as if it
+    were, whatever it holds. Arguments and buffers are those of
     torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if the
     optimizer's sample_weight is set before backward(), or if each rank's loss is multiplied by its
     share of the samples.
     """
+
+    counts = True
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -69,7 +72,7 @@ class SyncBatchNorm(_BatchNorm):
             return torch.nn.functional.batch_norm(
                 input, *kept, self.weight, self.bias, kept[0] is None, eps=self.eps
             )
-        arguments = (input, self.weight, self.bias, self.eps)
+        arguments = (input, self.weight, self.bias, self.eps, self.counts)
         output, mean, variance, count = _Normalize.apply(*arguments)  # type: ignore[no-untyped-call]
         if self.track_running_stats:
             self._track(mean, variance, int(count))
@@ -89,6 +92,13 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
 
 
+def count_batches(model: torch.nn.Module, counts: bool) -> None:
+    """Set whether the layers of a model count this rank's next batches, which take part anyway."""
+    for module in model.modules():
+        if isinstance(module, SyncBatchNorm):
+            module.counts = counts
+
+
 class _Normalize(torch.autograd.Function):
     """y = weight (x - mean) / sqrt(var + eps) + bias, with mean and var over all ranks.
 
@@ -103,9 +113,10 @@ class _Normalize(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
+        counts: bool,
     ) -> tuple[torch.Tensor, ...]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, variance, count = _statistics(wide)
+        mean, variance, count = _statistics(wide, counts)
         inverse = torch.rsqrt(variance + eps)
         scale = inverse if weight is None else inverse * weight
         output = (wide - _broadcastable(mean, x)) * _broadcastable(scale, x)
@@ -113,6 +124,7 @@ class _Normalize(torch.autograd.Function):
             output = output + _broadcastable(bias, x)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.count, ctx.eps, ctx.bias_dtype = count, eps, None if bias is None else bias.dtype
+        ctx.counts = counts
         ctx.weight_id = id(weight)
         total = torch.tensor(count, device="cpu")
         ctx.mark_non_differentiable(mean, variance, total)
@@ -127,8 +139,9 @@ class _Normalize(torch.autograd.Function):
         told = sample_weight_of({ctx.weight_id})
         counts = 1.0 if told is None else told
         if torch.is_grad_enabled():  # to be differentiated again: statistics depend on x, too
-            mean = _mean_of_ranks(_sum(x.to(mean.dtype)), ctx.count, counts, False)
-            squares = _sum((x.to(mean.dtype) - _broadcastable(mean, x)).square())
+            counted = (x if ctx.counts else x[:0]).to(mean.dtype)
+            mean = _mean_of_ranks(_sum(counted), ctx.count, counts, False)
+            squares = _sum((counted - _broadcastable(mean, x)).square())
             inverse = torch.rsqrt(_mean_of_ranks(squares, ctx.count, counts, False) + ctx.eps)
         centred = x.to(mean.dtype) - _broadcastable(mean, x)
         own = torch.stack([_sum(wide), _sum(wide * centred)])
@@ -139,11 +152,14 @@ class _Normalize(torch.autograd.Function):
         # The gradients of the parameters stay local: the optimizer reduces them.
         dweight = None if weight is None else (own[1] * inverse).to(weight.dtype)
         dbias = None if ctx.bias_dtype is None else own[0].to(ctx.bias_dtype)
-        return dx.to(x.dtype), dweight, dbias, None
+        if not ctx.counts:  # nothing of this input has reached another rank's loss
+            dx = torch.zeros_like(dx)
+        return dx.to(x.dtype), dweight, dbias, None, None
 
 
-def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _statistics(x: torch.Tensor, counts: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return mean [channels], variance [channels] and count per channel over all ranks."""
+    x = x if counts else x[:0]
     count = x.numel() // x.shape[1]
     mean = _sum(x) / max(count, 1)
     squares = _sum((x - _broadcastable(mean, x)).square())

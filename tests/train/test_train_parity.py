@@ -58,6 +58,9 @@ STREAM: dict[str, dict[str, Any]] = {
         "optimizer": "adam",
     }
 }
+# Two samples are left for the last batch of seven ranks.
+NORMALIZED = {"normalized": {**FEW["batches of 4"], "kind": "synchronized"}}
+PASSES = {"normalized, two passes": {**NORMALIZED["normalized"], "accumulate": 2}}
 SHORT = {"short": {**STREAM["stream"], "kind": "short"}}
 DRIFT: dict[str, dict[str, Any]] = {
     "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
@@ -71,9 +74,9 @@ LOCAL = {"local steps": {**FEW["batches of 3"], "exchange": "local:steps=1"}}
 SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
 CASES = {
-    1: EXACT | FEW | LONG | STREAM,
+    1: EXACT | FEW | LONG | STREAM | NORMALIZED,
     3: EXACT | WHOLE | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
-    7: FEW,
+    7: FEW | NORMALIZED | PASSES,
 }
 
 
@@ -145,6 +148,11 @@ def test_every_sample_has_its_one_place(runs: TrainedCases, size: int, case: str
     assert ranks[0]["final"]["accuracy"] == alone["final"]["accuracy"]
     assert ranks[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-12)
     assert difference(runs, (1, case), (size, case)) <= 1e-12
+
+
+@pytest.mark.parametrize("case", NORMALIZED | PASSES)
+def test_ranks_without_samples_normalize_with_others(runs: TrainedCases, case: str) -> None:
+    assert difference(runs, (1, "normalized"), (7, case)) <= 1e-10
 
 
 def test_a_stream_gives_the_weights_of_one_rank(runs: TrainedCases) -> None:

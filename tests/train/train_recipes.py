@@ -144,6 +144,11 @@ def normed() -> Recipe:
     return replace(watched(100), model=Watched(layers))
 
 
+def synchronized() -> Recipe:
+    layers = nn.Sequential(nn.Linear(1, 8), hvd.SyncBatchNorm(8), nn.ReLU(), nn.Linear(8, 2))
+    return replace(watched(10), model=Watched(layers))
+
+
 def carrying() -> Recipe:
     model = Carrying()
     model(torch.ones(1, 1))  # which gives the lazy layer its shape

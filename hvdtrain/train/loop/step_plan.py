@@ -48,10 +48,16 @@ def note_samples(epoch: int, done: int, own: Indices) -> None:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Samples of this rank that go through the model together."""
+    """Samples of this rank that go through the model together, and whether they count."""
 
     key: int
     samples: Indices
+    counted: bool = True
+
+    @property
+    def count(self) -> int:
+        """The number of samples that count."""
+        return len(self.samples) if self.counted else 0
 
 
 @dataclass(frozen=True)
@@ -161,18 +167,23 @@ class StepPlan:
         topology = self.topology  # ranks that compute no gradients come last
         return rank_slice(count, topology.rank, self.options.worker_count(topology.size))
 
-    def microbatches(self, batch: Indices) -> list[Microbatch]:
-        """Split this rank's part of a global batch into backward passes, or into virtual shards."""
+    def microbatches(self, batch: Indices, filled: bool = False) -> list[Microbatch]:
+        """Split this rank's part of a global batch into backward passes, or into virtual shards.
+
+        If `filled`, all ranks have as many passes, some with a sample that does not count.
+        """
         shards, rank, size = self.options.virtual_shards, self.topology.rank, self.topology.size
         if shards is not None:
             keys = branch(shards, rank, size)
             return [Microbatch(key, batch[rank_slice(len(batch), key, shards)]) for key in keys]
         own, passes = batch[self.own_slice(len(batch))], self.options.accumulate
+        if filled:
+            passes = min(passes, -(-len(batch) // self.options.worker_count(size)))
         parts = [own[rank_slice(len(own), number, passes)] for number in range(passes)]
         return [
-            Microbatch(rank * passes + number, part)
+            Microbatch(rank * passes + number, part if len(part) else batch[:1], len(part) > 0)
             for number, part in enumerate(parts)
-            if len(part)
+            if len(part) or filled
         ]
 
 

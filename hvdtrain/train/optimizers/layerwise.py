@@ -221,7 +221,7 @@ class Lamb(LayerwiseOptimizer):
     def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)  # on the host, as in torch's Adam
+            state["step"] = torch.tensor(0.0, device="cpu")  # which reads it
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state

@@ -14,10 +14,12 @@ from hvdtrain.collective import collective
 from hvdtrain.data.sampling import seed_generators, step_seed
 from hvdtrain.errors import UsageError
 from hvdtrain.torch.functions import broadcast_module
+from hvdtrain.torch.sync_batch_norm import count_batches
 from hvdtrain.train.loop.gather import gathered_value, predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples
 from hvdtrain.train.metrics import Gathered, Totals, Values
+from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.evaluation import (
@@ -56,6 +58,8 @@ class TorchLoop(TrainingLoop):
         if options.compile is not None:
             self._call = compile_model(self._model, options.compile)
         self._optimizer = self._make_optimizer()
+        # Its layers are collective, so a rank without samples for a step takes part with others'.
+        self._normalizes = step_plan.topology.size > 1 and _normalizes(self._model, options)
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
@@ -105,7 +109,7 @@ class TorchLoop(TrainingLoop):
         self._model.train()
         if self._position != (epoch, done):
             steps = (
-                Step(number, batch, self._step_plan.microbatches(batch))
+                Step(number, batch, self._step_plan.microbatches(batch, self._normalizes))
                 for number, batch in self._step_plan.batches(epoch, done)
             )
             self._feed = self._train.batches(steps, epoch)
@@ -203,16 +207,19 @@ class TorchLoop(TrainingLoop):
         self.state.settle()
         update = self._updater.step()
         if update.fault:
-            present = [batch for batch in batches if batch.inputs is not None]
+            present = [batch for batch in batches if batch.microbatch.count]
             losses = [partial(self._loss, step, batch, counted=False) for batch in present]
             self._non_finite.handle(step.number + 1, self._model, losses)
         elif self._optimizer.exchanges_weights:
             self._non_finite.count_left_out(update.skipped)
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
-        self._updater.begin([len(batch.microbatch.samples) for batch in batches])
+        self._updater.begin([batch.microbatch.count for batch in batches])
         for batch in batches:
-            self._updater.backward(self._loss(step, batch), len(batch.microbatch.samples))
+            count = batch.microbatch.count
+            if self._normalizes:
+                count_batches(self._model, count > 0)
+            self._updater.backward(self._loss(step, batch, counted=count > 0), count)
 
     def _backward_by_shards(self, step: Step, batches: list[Batch]) -> None:
         self._optimizer.zero_grad()
@@ -224,7 +231,7 @@ class TorchLoop(TrainingLoop):
             if batch.inputs is None:
                 nothing: torch.Tensor = 0.0 * next(self._model.parameters()).sum()
                 return nothing
-            share = len(batch.microbatch.samples) / len(step.samples)
+            share = batch.microbatch.count / len(step.samples)
             return self._updater.precision.scaled(self._loss(step, batch) * share)
 
         hvd.backward_by_shards(self._model.parameters(), shards, loss_of)
@@ -235,7 +242,7 @@ class TorchLoop(TrainingLoop):
         outputs = self._outputs(self._call, batch.inputs)
         loss = self._mean_loss(outputs, batch.targets)
         if counted:
-            self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
+            self._sums.add(outputs.detach(), batch.targets, loss, batch.microbatch.count)
         return loss
 
     def _in_evaluation(self) -> Any:
@@ -258,3 +265,15 @@ class TorchLoop(TrainingLoop):
             "the loss of a recipe must return one number, the mean over the batch, as a "
             f"torch.Tensor without dimensions, got a {type(loss).__name__}{shape}"
         )
+
+
+def _normalizes(model: torch.nn.Module, options: TrainOptions) -> bool:
+    """Return whether a model normalizes over the batches of all ranks, which must do as many."""
+    if not any(isinstance(module, hvd.SyncBatchNorm) for module in model.modules()):
+        return False
+    if options.virtual_shards is not None or options.parameter_server is not None:
+        raise UsageError(
+            "hvd.SyncBatchNorm normalizes over the batches that all ranks compute at once, which "
+            "neither virtual shards nor workers of a parameter server do: use torch.nn.BatchNorm"
+        )
+    return True

@@ -38,7 +38,7 @@ class Step:
     @property
     def own(self) -> npt.NDArray[np.int64]:
         """The numbers of the samples of this rank, [m]."""
-        return np.concatenate([microbatch.samples for microbatch in self.microbatches] or [_NONE])
+        return np.concatenate([each.samples[: each.count] for each in self.microbatches] or [_NONE])
 
 
 @dataclass(frozen=True)

@@ -164,14 +164,15 @@ class Updater:
         exchange = self._optimizer.exchange
         if exchange is None or exchange.takes_samples:
             self._optimizer.sample_weight = self._samples
-        passes = max(1, sum(1 for samples in sizes if samples))
+        passes = max(1, len(sizes))
         if self._optimizer.backward_passes_per_step != passes:
             self._optimizer.set_backward_passes_per_step(passes)
 
     @collective
     def backward(self, loss: torch.Tensor, samples: int) -> None:
         """Add the gradient of one microbatch; the last one starts the reduction."""
-        weighted = loss if samples == self._samples else loss * (samples / self._samples)
+        share = samples / self._samples if samples else 0.0
+        weighted = loss if share == 1.0 else loss * share
         self.precision.scaled(weighted).backward()
 
     @collective
@@ -209,7 +210,7 @@ class Updater:
         """Step on the gradient of this rank, and exchange weights if that is due."""
         norm = self._clip()
         finite = math.isfinite(norm)
-        if not finite:
+        if not (finite and self._samples):
             self._optimizer.zero_grad()  # then the step leaves the weights as they are
         self._optimizer.step()
         return StepResult(norm, skipped=not finite)
