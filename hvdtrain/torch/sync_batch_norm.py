@@ -51,11 +51,10 @@ class SyncBatchNorm(_BatchNorm):
 
     In eval() it is local: without running statistics it takes those of the rank's batch. The input
     has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU; batch sizes
-    may differ between ranks, and a batch may be empty; while `counts` is False it takes part as if it
-    were, whatever it holds. Arguments and buffers are those of
-    torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if the
-    optimizer's sample_weight is set before backward(), or if each rank's loss is multiplied by its
-    share of the samples.
+    may differ between ranks, and a batch may be empty. While `counts` is False it takes part as if
+    its batch were empty. Arguments and buffers are those of torch.nn.BatchNorm2d. For the mean loss
+    over unequal batches, gradients are exact if the optimizer's sample_weight is set before
+    backward(), or if each rank's loss is multiplied by its share of the samples.
     """
 
     counts = True
