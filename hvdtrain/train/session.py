@@ -6,6 +6,7 @@ import inspect
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
 from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.loop.gather import call_everywhere
+from hvdtrain.train.loop.gather import call_everywhere, code_of_recipe
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots, timers_of
@@ -299,7 +300,9 @@ class _Session:
                 self._before, self._joins_others = None, False
                 if setup.state.failures:
                     self._run.require_ranks(world.topology.size)
-                summary = self._run.run()
+                # A caller of `fit` gets what its own functions raise.
+                with nullcontext() if self._make_recipe else code_of_recipe(options):
+                    summary = self._run.run()
                 require_all()
                 return summary
             finally:
