@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -282,7 +284,13 @@ class _Session:
         if options.dry_run and world.topology.rank == 0:
             self._traces = setup.state.directory
         prints = world.topology.rank == 0 and not options.quiet
-        with Terminal(prints, bar=prints and on_terminal()) as terminal:
+        with (
+            ExitStack() as pages,
+            Terminal(prints, bar=prints and on_terminal()) as terminal,
+        ):
+            if options.live:
+                page = _live_page(setup.state.directory)
+                lines.append(f"  live     {call_on_root(lambda: pages.enter_context(page))}")
             terminal.print(lines)
             run_log = _open_run_log(options, setup)
             timers = {} if self._snapshots is None else self._snapshots.timers
@@ -308,6 +316,34 @@ class _Session:
             finally:
                 if run_log is not None:
                     run_log.close()
+
+
+# It ends with the rank, which holds the other end of its input.
+_SERVE = """
+import os, sys, threading
+threading.Thread(target=lambda: os._exit(len(sys.stdin.read())), daemon=True).start()
+from hvdtrain.cli.main import group
+group.main(["report", sys.argv[1], "--live"], standalone_mode=False)
+"""
+
+
+@contextmanager
+def _live_page(directory: Path) -> Iterator[str]:
+    """Serve the report of a run to browsers on this machine, at the address that is returned."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(directory)],
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # Ctrl-C must not reach it
+        **pipes,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        if not said.startswith("http:"):
+            *_, reason = f"{said}\n{process.stdout.read()}".strip().splitlines()
+            raise UsageError(f"--live: {reason.rpartition('Error: ')[2]}")
+        yield said
 
 
 @collective

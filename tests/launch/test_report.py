@@ -1,7 +1,9 @@
 """The page that `report` writes, looked at in a browser."""
 
 import json
+import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from browser import chromium, open_page
 from made_runs import make_run
+from paths import TRAINING
 from playwright.sync_api import Browser, Locator, Page
 from ranks import start
 
@@ -174,3 +177,33 @@ def test_a_live_page_shows_what_was_written_since(tmp_path: Path, browser: Brows
             assert (refused.status, refused.headers["content-type"][:9]) == (404, "text/html")
         job.process.send_signal(signal.SIGINT)
         assert job.ended(code=0).stderr == ""
+
+
+def test_training_serves_its_page_on_the_loopback_device_while_it_lasts(
+    tmp_path: Path, browser: Browser
+) -> None:
+    words = [
+        "run",
+        "-np",
+        2,
+        "--",
+        "train",
+        TRAINING / "point_recipes.py",
+        "--out",
+        tmp_path / "out",
+    ]
+    words += ["--live", "--epochs", 10**6]
+    with start([sys.executable, "-m", "hvdtrain", *words]) as job:
+        job.wait_for_output("train loss")
+        found = re.search(r"\n  live     (http://127\.0\.0\.1:(\d+)/\S+)\n", job.stdout)
+        assert found is not None, job.stdout
+        address, port = found[1], int(found[2])
+        page = browser.new_page()
+        page.goto(address)
+        assert page.locator("figure[data-metric='loss']").count() == 1
+        open_ends = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+        assert re.findall(rf" (\w+):{port:04X} \w+:0000 0A ", open_ends) == ["0100007F"]
+        job.interrupt()
+        assert "Traceback" not in job.ended(code=130).stderr
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
