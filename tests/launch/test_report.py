@@ -77,20 +77,24 @@ def test_a_value_read_from_a_curve_is_the_one_in_the_file(browser: Browser, runs
     known = lines(runs / "one")
     with open_page(browser, runs / "one.html") as opened:
         page = opened.page
-        for metric in ("loss", "accuracy", "samples_per_second", "lr"):
-            plot = chart(page, metric)
+        every = {"test", "train", "step"}
+        for name, splits in (
+            *(("loss", every), ("accuracy", every), ("samples_per_second", every - {"test"})),
+            *(("samples_per_second.test", {"test"}), ("lr", {"step"})),
+        ):
+            plot, metric = chart(page, name), name.removesuffix(".test")
             plot.scroll_into_view_if_needed()
             box = plot.locator(".u-over").bounding_box()
             assert box is not None
             for share in (0.02, 0.2, 0.5, 0.77, 0.99):
                 page.mouse.move(box["x"] + share * box["width"], box["y"] + 40)
                 found = shown(plot, "step")
-                assert set(found) == ({"step"} if metric == "lr" else {"test", "train", "step"})
+                assert set(found) == splits
                 for split, (text, at) in found.items():
                     value = known[split, int(at)][metric]
                     assert text == "not finite" if value is None else float(text) == value
                     # It is the curve's point that is next to the pointer.
-                    gap = min(abs(share * 1200 - step) for name, step in known if name == split)
+                    gap = min(abs(share * 1200 - step) for other, step in known if other == split)
                     assert abs(share * 1200 - int(at)) <= gap + 4
             page.mouse.move(0, 0)
             assert not plot.locator(".reading").is_visible()
