@@ -119,7 +119,8 @@ def all_fail(name: str) -> bool:
     channel, blocked = here.world, list[int]()
     if not channel.has_thread:  # it takes part in one operation at a time
         return here.topology.size == 1
-    for each in here.channels():
+    channels = here.channels()
+    for each in channels:
         each.listen(blocked.extend)
         each.end_pass()  # a pass that has failed fills no more buckets
     meeting = Work(Request("failed", name))
@@ -127,6 +128,8 @@ def all_fail(name: str) -> bool:
     # Where no rank hears of the others, rank 0 ends the job before they speak, too.
     end = time.monotonic() + _LONGEST_SECONDS * (1 if here.topology.rank == 0 else 1.5)
     poll_until(lambda: meeting.done or bool(blocked) or time.monotonic() > end)
+    for each in channels:
+        each.unlisten(blocked.extend)
     return meeting.done and not meeting.failed
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import subprocess
 import sys
 import time
@@ -136,7 +135,7 @@ class _Session:
     ) -> None:
         self._options, self._make_recipe, self._signals = options, make_recipe, signals
         self._callbacks = callbacks
-        self._traces: Path | None = None  # the directory of a dry run, on rank 0
+        self._remover: subprocess.Popen[bytes] | None = None  # of a dry run's directory, on rank 0
         self._ranks = 0  # at the start
         self._run: Run | None = None
         self._before: RunState | None = None  # of this rank when others were lost
@@ -177,8 +176,8 @@ class _Session:
 
     def remove_traces(self) -> None:
         """Remove the directory of a dry run."""
-        if self._traces is not None:
-            shutil.rmtree(self._traces, ignore_errors=True)
+        if self._remover is not None:
+            self._remover.communicate()
 
     def _survives(self, error: Exception) -> bool:
         """Return whether the run continues after an error, and note how far this rank has got."""
@@ -281,8 +280,15 @@ class _Session:
         if world.failures is not None:
             self._signals.accept_leave()
             context.accept_newcomers()
-        if options.dry_run and world.topology.rank == 0:
-            self._traces = setup.state.directory
+        if options.dry_run and world.topology.rank == 0 and self._remover is None:
+            # It also removes it if this rank is killed: its input then ends.
+            self._remover = subprocess.Popen(
+                ["/bin/sh", "-c", 'cat; rm -rf -- "$0"', setup.state.directory],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         prints = world.topology.rank == 0 and not options.quiet
         with (
             ExitStack() as pages,

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_a_function_is_fitted(tmp_path: Path) -> None:
     config = (tmp_path / "two" / "config.yaml").read_text()
     assert f'recipe: "{RECIPES}:recipe"' in config
     assert "  width: 5" in config
+
+
+def test_a_killed_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    words = ["train", f"{RECIPES}:killed", "--dry-run", 2]
+    done = start([sys.executable, *JOB, *words], env={"TMPDIR": tmp_path}).end(code=-signal.SIGKILL)
+    deadline = time.monotonic() + 300
+    while any(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, list(tmp_path.iterdir())
+        time.sleep(0.02)
+    assert "  results  none: a dry run" in done.stdout
 
 
 def test_live_view(tmp_path: Path) -> None:
@@ -117,7 +128,11 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     again: list[object] = [*train, "--out", "run", "--epochs", epochs]
     failing = [*train, "--out", "failed", "--epochs", 2, "--lr", 1e37, "--warmup-epochs", 0]
     broken = ["train", f"{RECIPES}:breaking", "--quiet", "--out", "broken"]
-    went_on, failed, common = outcomes([again, failing, broken], tmp_path, 2, env=env)
+    synced = ["train", f"{RECIPES}:synced", "--global-batch-size", 101, "--out", "synced"]
+    commands: list[list[object]] = [again, failing, broken, synced]
+    went_on, failed, common, short = outcomes(commands, tmp_path, 2, env=env)
+    assert short.returncode == 2
+    assert "last batch of an epoch has 1 sample for 2 ranks, and SyncBatchNorm" in short.stderr
     assert (went_on.returncode, went_on.stderr) == (0, "")
     assert failed.returncode == 1
     assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed.stderr)

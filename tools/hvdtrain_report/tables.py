@@ -69,10 +69,9 @@ def _final(run: RunFiles, metric: str) -> str:
 def _best(run: RunFiles) -> str:
     """Return the best evaluation by the metric that decides, and when it was."""
     best = (run.summary or {}).get("best")
-    value = number(best.get("value")) if isinstance(best, Mapping) else None
-    if value is None:
+    if not isinstance(best, Mapping) or (value := number(best.get("value"))) is None:
         return ""
-    return f"{best['name']} {_short(value)}, epoch {_short(number(best.get('epoch')) or 0.0)}"
+    return f"{best.get('name')} {_short(value)}, epoch {_short(number(best.get('epoch')) or 0.0)}"
 
 
 def _rate(run: RunFiles) -> str:

@@ -13,6 +13,8 @@ from hvdtrain.devices import Device, threads_set_by_user
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.torch.shards import own_shards
+from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import Framework
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
@@ -67,6 +69,13 @@ class TorchFramework(Framework):
 
     @collective
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TorchLoop:
+        last, ranks = step_plan.samples % step_plan.global_batch_size, step_plan.topology.size
+        together = any(isinstance(module, SyncBatchNorm) for module in recipe.model.modules())
+        if together and 0 < last < ranks:
+            raise UsageError(
+                f"the last batch of an epoch has {counted(last, 'sample')} for {ranks} ranks, and "
+                "SyncBatchNorm needs one on each: give another --global-batch-size"
+            )
         server = self._options.parameter_server
         if server is not None:
             return ServedLoop(recipe, step_plan, self._device, server)

@@ -1,5 +1,7 @@
 """Recipes of a user's, good and bad."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.data import Samples
-from hvdtrain.train import Recipe
+from hvdtrain.train import Callback, CallbackState, Recipe
 from hvdtrain.train.metrics import Accuracy, ConfusionMatrix, Gathered, MeanOf, TopK
 
 CLASSES = 3
@@ -73,6 +75,20 @@ class Breaking(torch.nn.Linear):
 def breaking(least: int = 0) -> Recipe:
     model = Breaking(6, CLASSES)
     model.least = least
+    return replace(recipe(), model=model)
+
+
+class Killing(Callback):
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed() -> Recipe:
+    return replace(recipe(), callbacks=[Killing()])
+
+
+def synced() -> Recipe:
+    model = torch.nn.Sequential(hvd.SyncBatchNorm(6), torch.nn.Linear(6, CLASSES))
     return replace(recipe(), model=model)
 
 
