@@ -129,7 +129,7 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     failing = [*train, "--out", "failed", "--epochs", 2, "--lr", 1e37, "--warmup-epochs", 0]
     broken = ["train", f"{RECIPES}:breaking", "--quiet", "--out", "broken"]
     synced = ["train", f"{RECIPES}:synced", "--global-batch-size", 101, "--out", "synced"]
-    commands: list[list[object]] = [again, failing, broken, synced]
+    commands: list[list[Any]] = [again, failing, broken, synced]
     went_on, failed, common, short = outcomes(commands, tmp_path, 2, env=env)
     assert short.returncode == 2
     assert "last batch of an epoch has 1 sample for 2 ranks, and SyncBatchNorm" in short.stderr
