@@ -19,11 +19,11 @@ def command(run: Path, checkpoint: str, **changes: Path | str | int) -> None:
     RUN is the directory of the run. Rank 0 prints one JSON object.
     """
     from hvdtrain.train.inference import open_run, options_of_run
-    from hvdtrain.train.loop.gather import on_this_rank
+    from hvdtrain.train.loop.gather import code_of_recipe, on_this_rank
 
     options = options_of_run(run, checkpoint, changes)
     built = open_run(options)
-    with on_this_rank():
+    with code_of_recipe(options), on_this_rank():
         values = built.loop.evaluate()
     if built.world.topology.rank == 0:
         result = {"checkpoint": options.resume, "samples": built.test_samples, **values}

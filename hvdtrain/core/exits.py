@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import io
 import os
+import re
 import signal
 import stat
 import sys
@@ -43,6 +44,9 @@ _SCRIPTS = Path(sysconfig.get_path("scripts"))
 _INSTALLED = {"site-packages", "dist-packages"}
 # Frameworks that call hvdtrain, as in backward().
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+_COLORS = re.compile(r"\x1b\[[\d;]*m")
+# A frame in the text of an error, and the lines of source below it.
+_TOLD_FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n(?:    .*\n)*', re.MULTILINE)
 
 
 def format_error(error: BaseException) -> str:
@@ -71,11 +75,22 @@ def own_frame(error: BaseException, verbose: bool = False) -> str:
 
     The traceback follows if it is `verbose`.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_script(frame.filename)] or frames[-1:]
-    place = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
-    line = place + " ".join("".join(traceback.format_exception_only(error)).split())
+    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    told = _COLORS.sub("", "".join(traceback.format_exception_only(error)))
+    # Of another process, such as one that loads data, or of a graph.
+    if inner := list(_TOLD_FRAME.finditer(told)):
+        frames += [(frame[1], int(frame[2]), frame[3]) for frame in inner]
+        told = told[inner[-1].end() :]
+    own = [frame for frame in frames if _is_script(frame[0])] or frames[-1:]
+    place = "{}:{} in {}: ".format(*own[-1]) if own else ""
+    line = place + " ".join(told.split())
     return f"{line}\n{format_error(error).rstrip()}" if verbose else line
+
+
+def is_internal(error: BaseException) -> bool:
+    """Return whether hvdtrain itself raised an error, outside of any code of the user's."""
+    paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return Path(paths[-1]).is_relative_to(_PACKAGE) and not any(map(_is_script, paths))
 
 
 def _is_script(path: str) -> bool:

@@ -23,6 +23,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.errors import HvdtrainError, PeerFailureError, UnsupportedError
 from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
@@ -109,6 +110,27 @@ def vote(own: Sequence[bool], name: str, alone: Exception | None = None) -> npt.
         raise alone
     voting.wait()
     return votes
+
+
+@collective
+def all_fail(name: str) -> bool:
+    """Return whether all ranks have failed, and call this; not if one waits for this rank."""
+    here = context.current()
+    channel, blocked = here.world, list[int]()
+    if not channel.has_thread:  # it takes part in one operation at a time
+        return here.topology.size == 1
+    channels = here.channels()
+    for each in channels:
+        each.listen(blocked.extend)
+        each.end_pass()  # a pass that has failed fills no more buckets
+    meeting = Work(Request("failed", name))
+    channel.submit(meeting)
+    # Where no rank hears of the others, rank 0 ends the job before they speak, too.
+    end = time.monotonic() + _LONGEST_SECONDS * (1 if here.topology.rank == 0 else 1.5)
+    poll_until(lambda: meeting.done or bool(blocked) or time.monotonic() > end)
+    for each in channels:
+        each.unlisten(blocked.extend)
+    return meeting.done and not meeting.failed
 
 
 @collective

@@ -110,7 +110,7 @@ _BLOCK = re.compile(_BEGINS + rb".*?" + _RULE, re.DOTALL)
 _OPEN = re.compile(_BEGINS + rb".*\Z|" + _RULE + rb"[^\n]{0,40}\Z|-{1,74}\Z", re.DOTALL)
 _RANK = re.compile(rb"(?:invoked on|process) rank (\d+)|Process name: \S*,(\d+)\]")
 # With these a rank gives its reason itself.
-_REASON = re.compile(rb"hvdtrain: |Traceback \(most recent")
+_REASON = re.compile(rb"hvdtrain: |\[rank \d+/\d+\] |Traceback \(most recent")
 _LONGEST_REASON = 32
 
 

@@ -312,6 +312,9 @@ class TrainOptions:
     non_finite: str = option(
         "stop", "What to do if a loss or gradient is not finite.", choices=("stop", "skip")
     )
+    live: bool = option(
+        False, "Serve the report to browsers on rank 0's machine while it trains (needs Jinja2)."
+    )
     verbose: bool = option(
         False,
         "Print also what is measured at the start, as for buckets, and the traceback of an error "

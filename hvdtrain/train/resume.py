@@ -100,8 +100,8 @@ class Progress:
     @property
     def text(self) -> str:
         """The progress for people: "3 epochs and 120 samples"."""
-        part = f" and {counted(self.done, 'sample')}" if self.done else ""
-        return f"{counted(self.epoch, 'epoch')}{part}"
+        parts = (self.epoch, "epoch"), (self.done, "sample")
+        return " and ".join(counted(*part) for part in parts if part[0]) or "0 epochs"
 
 
 def checkpoint_content(

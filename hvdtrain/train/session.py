@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
 from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.loop.gather import call_everywhere
+from hvdtrain.train.loop.gather import call_everywhere, code_of_recipe
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots, timers_of
@@ -133,7 +135,7 @@ class _Session:
     ) -> None:
         self._options, self._make_recipe, self._signals = options, make_recipe, signals
         self._callbacks = callbacks
-        self._traces: Path | None = None  # the directory of a dry run, on rank 0
+        self._remover: subprocess.Popen[bytes] | None = None  # of a dry run's directory, on rank 0
         self._ranks = 0  # at the start
         self._run: Run | None = None
         self._before: RunState | None = None  # of this rank when others were lost
@@ -174,8 +176,8 @@ class _Session:
 
     def remove_traces(self) -> None:
         """Remove the directory of a dry run."""
-        if self._traces is not None:
-            shutil.rmtree(self._traces, ignore_errors=True)
+        if self._remover is not None:
+            self._remover.communicate()
 
     def _survives(self, error: Exception) -> bool:
         """Return whether the run continues after an error, and note how far this rank has got."""
@@ -278,10 +280,23 @@ class _Session:
         if world.failures is not None:
             self._signals.accept_leave()
             context.accept_newcomers()
-        if options.dry_run and world.topology.rank == 0:
-            self._traces = setup.state.directory
+        if options.dry_run and world.topology.rank == 0 and self._remover is None:
+            # It also removes it if this rank is killed: its input then ends.
+            self._remover = subprocess.Popen(
+                ["/bin/sh", "-c", 'cat; rm -rf -- "$0"', setup.state.directory],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         prints = world.topology.rank == 0 and not options.quiet
-        with Terminal(prints, bar=prints and on_terminal()) as terminal:
+        with (
+            ExitStack() as pages,
+            Terminal(prints, bar=prints and on_terminal()) as terminal,
+        ):
+            if options.live:
+                page = _live_page(setup.state.directory)
+                lines.append(f"  live     {call_on_root(lambda: pages.enter_context(page))}")
             terminal.print(lines)
             run_log = _open_run_log(options, setup)
             timers = {} if self._snapshots is None else self._snapshots.timers
@@ -299,12 +314,42 @@ class _Session:
                 self._before, self._joins_others = None, False
                 if setup.state.failures:
                     self._run.require_ranks(world.topology.size)
-                summary = self._run.run()
+                # A caller of `fit` gets what its own functions raise.
+                with nullcontext() if self._make_recipe else code_of_recipe(options):
+                    summary = self._run.run()
                 require_all()
                 return summary
             finally:
                 if run_log is not None:
                     run_log.close()
+
+
+# It ends with the rank, which holds the other end of its input.
+_SERVE = """
+import os, sys, threading
+threading.Thread(target=lambda: os._exit(len(sys.stdin.read())), daemon=True).start()
+from hvdtrain.cli.main import group
+group.main(["report", sys.argv[1], "--live"], standalone_mode=False)
+"""
+
+
+@contextmanager
+def _live_page(directory: Path) -> Iterator[str]:
+    """Serve the report of a run to browsers on this machine, at the address that is returned."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(directory)],
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # Ctrl-C must not reach it
+        **pipes,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        if not said.startswith("http:"):
+            *_, reason = f"{said}\n{process.stdout.read()}".strip().splitlines()
+            raise UsageError(f"--live: {reason.rpartition('Error: ')[2]}")
+        yield said
 
 
 @collective

@@ -195,8 +195,10 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
         best = summary.best
         when = counted(float(best["epoch"]), "epoch")
         early = f", no better than {best['name']} {best['value']:.4f} after {when}"
+    epochs, steps = summary.epochs, summary.steps
+    done = counted(epochs, "epoch") if epochs else counted(steps, "step")
     return [
-        f"{measured}after {counted(summary.epochs, 'epoch')}{early}",
+        f"{measured}after {done}{early}",
         f"{counted(summary.samples, 'sample')} in {seconds.total:.1f} s: "
         f"{summary.samples_per_second:.0f} samples/s; computing {seconds.compute:.1f} s, "
         f"communicating {seconds.communicate:.1f} s",

@@ -1,7 +1,9 @@
 """The page that `report` writes, looked at in a browser."""
 
 import json
+import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from browser import chromium, open_page
 from made_runs import make_run
+from paths import TRAINING
 from playwright.sync_api import Browser, Locator, Page
 from ranks import start
 
@@ -74,20 +77,24 @@ def test_a_value_read_from_a_curve_is_the_one_in_the_file(browser: Browser, runs
     known = lines(runs / "one")
     with open_page(browser, runs / "one.html") as opened:
         page = opened.page
-        for metric in ("loss", "accuracy", "samples_per_second", "lr"):
-            plot = chart(page, metric)
+        every = {"test", "train", "step"}
+        for name, splits in (
+            *(("loss", every), ("accuracy", every), ("samples_per_second", every - {"test"})),
+            *(("samples_per_second.test", {"test"}), ("lr", {"step"})),
+        ):
+            plot, metric = chart(page, name), name.removesuffix(".test")
             plot.scroll_into_view_if_needed()
             box = plot.locator(".u-over").bounding_box()
             assert box is not None
             for share in (0.02, 0.2, 0.5, 0.77, 0.99):
                 page.mouse.move(box["x"] + share * box["width"], box["y"] + 40)
                 found = shown(plot, "step")
-                assert set(found) == ({"step"} if metric == "lr" else {"test", "train", "step"})
+                assert set(found) == splits
                 for split, (text, at) in found.items():
                     value = known[split, int(at)][metric]
                     assert text == "not finite" if value is None else float(text) == value
                     # It is the curve's point that is next to the pointer.
-                    gap = min(abs(share * 1200 - step) for name, step in known if name == split)
+                    gap = min(abs(share * 1200 - step) for other, step in known if other == split)
                     assert abs(share * 1200 - int(at)) <= gap + 4
             page.mouse.move(0, 0)
             assert not plot.locator(".reading").is_visible()
@@ -174,3 +181,33 @@ def test_a_live_page_shows_what_was_written_since(tmp_path: Path, browser: Brows
             assert (refused.status, refused.headers["content-type"][:9]) == (404, "text/html")
         job.process.send_signal(signal.SIGINT)
         assert job.ended(code=0).stderr == ""
+
+
+def test_training_serves_its_page_on_the_loopback_device_while_it_lasts(
+    tmp_path: Path, browser: Browser
+) -> None:
+    words = [
+        "run",
+        "-np",
+        2,
+        "--",
+        "train",
+        TRAINING / "point_recipes.py",
+        "--out",
+        tmp_path / "out",
+    ]
+    words += ["--live", "--epochs", 10**6]
+    with start([sys.executable, "-m", "hvdtrain", *words]) as job:
+        job.wait_for_output("train loss")
+        found = re.search(r"\n  live     (http://127\.0\.0\.1:(\d+)/\S+)\n", job.stdout)
+        assert found is not None, job.stdout
+        address, port = found[1], int(found[2])
+        page = browser.new_page()
+        page.goto(address)
+        assert page.locator("figure[data-metric='loss']").count() == 1
+        open_ends = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+        assert re.findall(rf" (\w+):{port:04X} \w+:0000 0A ", open_ends) == ["0100007F"]
+        job.interrupt()
+        assert "Traceback" not in job.ended(code=130).stderr
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

@@ -68,6 +68,13 @@ def test_a_coordinator_a_worker_a_parameter_server_and_an_evaluator(tmp_path: Pa
     assert lines == {"chief: weight 2.625 on the server", "evaluator: loss 0.140625"}
 
 
+def test_what_torch_divides_under_exec(tmp_path: Path) -> None:
+    """What docs/limits.md names in place of hvdtrain."""
+    program = str(PROGRAMS / "divided_model.py")
+    done = launch(["-m", "hvdtrain", "exec", program], 2, cwd=tmp_path).end(code=0)
+    assert "divided in three ways\n" in done.stdout
+
+
 def test_a_model_that_a_rank_logs_as_a_script(tmp_path: Path) -> None:
     """To the caller's run; the caller loads it."""
     env = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}

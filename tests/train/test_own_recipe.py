@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ def test_a_function_is_fitted(tmp_path: Path) -> None:
     assert "  width: 5" in config
 
 
+def test_a_killed_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    words = ["train", f"{RECIPES}:killed", "--dry-run", 2]
+    done = start([sys.executable, *JOB, *words], env={"TMPDIR": tmp_path}).end(code=-signal.SIGKILL)
+    deadline = time.monotonic() + 300
+    while any(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, list(tmp_path.iterdir())
+        time.sleep(0.02)
+    assert "  results  none: a dry run" in done.stdout
+
+
 def test_live_view(tmp_path: Path) -> None:
     """On a terminal of the usual width, and nothing of it in a pipe."""
     command = [*JOB, "run", "-np", "2", "--", "train", str(RECIPES)]
@@ -116,11 +127,19 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert [run.info.status for run in _runs(client)] == ["KILLED"]
     again: list[object] = [*train, "--out", "run", "--epochs", epochs]
     failing = [*train, "--out", "failed", "--epochs", 2, "--lr", 1e37, "--warmup-epochs", 0]
-    went_on, failed = outcomes([again, failing], tmp_path, 2, env=env)
+    broken = ["train", f"{RECIPES}:breaking", "--quiet", "--out", "broken"]
+    commands: list[list[Any]] = [again, failing, broken]
+    went_on, failed, common = outcomes(commands, tmp_path, 2, env=env)
     assert (went_on.returncode, went_on.stderr) == (0, "")
     assert failed.returncode == 1
     assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed.stderr)
     assert failed.stderr.count("\n") == 1
+    said = rf"{RECIPES}:breaking failed: {RECIPES}:\d+ in forward: RuntimeError: mat1 .*\n"
+    assert (common.returncode, bool(re.fullmatch(f"hvdtrain: {said}", common.stderr))) == (1, True)
+    alone = [sys.executable, *JOB, "run", "-np", 2, "--", *broken, "--set", "least=1"]
+    done = start(alone, cwd=tmp_path).end(code=1)
+    # Open MPI puts a NUL after what a rank that aborts has said.
+    assert re.fullmatch(rf"\[rank 1/2\] {said}\0?", done.stderr), done.stderr
     lost, run = sorted(_runs(client), key=lambda run: run.info.status)
     assert lost.info.status == "FAILED"
     assert run.info.status == "FINISHED"
@@ -219,7 +238,7 @@ def test_with_keras(tmp_path: Path) -> None:
     early = ["train", f"{own}:stopped", *train[2:-1], "early", "--epochs", 5]
     wrong: list[list[object]] = [
         *(["train", RECIPES, "--framework", "keras"], ["train", own]),
-        [*early[:1], f"{own}:swapping", *early[2:-3], "swapping"],
+        *([early[0], f"{own}:{name}", *early[2:-3], name] for name in ("swapping", "breaking")),
     ]
     outputs, measured = [], []
     for size, backend, commands in (
@@ -242,9 +261,12 @@ def test_with_keras(tmp_path: Path) -> None:
     assert summary["final"]["loss"] == pytest.approx(metrics_of(tmp_path / "early")[1]["loss"])
     for name in ("loss", "accuracy"):
         assert measured[1][name] == pytest.approx(measured[0][name], rel=1e-6)
-    for result, words in zip(
-        refused, ("--framework torch", "--framework keras", "needs on_test_begin"), strict=True
+    for code, result, words in zip(
+        (2, 2, 2, 1),
+        refused,
+        ("--framework torch", "--framework keras", "on_test_begin", f"breaking failed: {own}:"),
+        strict=True,
     ):
-        assert result.returncode == 2, result
+        assert result.returncode == code, result
         assert result.stderr.count("\n") == 1
         assert words in result.stderr

@@ -171,6 +171,8 @@ def _refuse(path: Path) -> None:
         raise UsageError(f"{path}: there is no such directory")
     if not path.is_dir():
         raise UsageError(f"{path} is a file: name the directory of a run (train's --out)")
+    if (path / _CONFIG).exists():
+        raise UsageError(f"{path} has no metrics yet: its first epoch has not ended")
     raise UsageError(f"{path} is not a run: it has no metrics.jsonl, which train writes to --out")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -16,6 +17,8 @@ from hvdtrain_report.run import RunFiles
 _SPLITS = ("test", "train", "step")
 _SPEED = ("lr", "samples_per_second")
 _ABSENT = "-"
+# What an MPI says of its build after its name and version.
+_BANNER = re.compile(r"(?:, package: |\n).*", re.DOTALL)
 # Longest text of a cell: lists have one value for each rank.
 _LONGEST = 240
 
@@ -25,6 +28,7 @@ def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for metric in _metrics(runs):
         rows[metric] = [_final(run, metric) for run in runs]
+    rows["best"] = [_best(run) for run in runs]
     rows["samples/s"] = [_rate(run) for run in runs]
     rows["time"] = [_duration(_seconds(run)) for run in runs]
     rows["epochs"] = [_short(_epochs(run)) for run in runs]
@@ -60,6 +64,14 @@ def _metrics(runs: Sequence[RunFiles]) -> list[str]:
 def _final(run: RunFiles, metric: str) -> str:
     value = run.measured.last.get(final_split(run) or "", {}).get(metric)
     return "" if value is None else _short(value)
+
+
+def _best(run: RunFiles) -> str:
+    """Return the best evaluation by the metric that decides, and when it was."""
+    best = (run.summary or {}).get("best")
+    if not isinstance(best, Mapping) or (value := number(best.get("value"))) is None:
+        return ""
+    return f"{best.get('name')} {_short(value)}, epoch {_short(number(best.get('epoch')) or 0.0)}"
 
 
 def _rate(run: RunFiles) -> str:
@@ -118,7 +130,7 @@ def _duration(seconds: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.5g}" if math.isfinite(value) else "not finite"
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"
 
 
 def _text(value: object) -> str:
@@ -166,8 +178,8 @@ def _shortened(text: str) -> str:
 
 def _json_text(value: object) -> str:
     if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+        return _BANNER.sub("", value)
+    return _ABSENT if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 # Share of the median rank's time below which a difference is noise.
@@ -216,22 +228,20 @@ def _slowest(
     there = [sum(parts) for parts in zip(*times.totals, strict=True)]
     share = [c / t if t > 0 else 0.0 for c, t in zip(compute, there, strict=True)]
     rank = max(range(times.ranks), key=share.__getitem__)
-    usual = median_low(share)
+    usual, other = median_low(share), "the other" if times.ranks == 2 else "the median rank"
     if usual <= 0 or share[rank] < (1 + _STANDS_OUT) * usual:
         return (
             f"No rank stands out: the slowest, rank {rank}, computed "
-            f"{_percent(share[rank])} of its time, the median rank {_percent(usual)}."
+            f"{_percent(share[rank])} of its time, {other} {_percent(usual)}."
         )
     others = [
-        waiting[other] / there[other]
-        for other in range(times.ranks)
-        if other != rank and there[other] > 0
+        w / t for n, (w, t) in enumerate(zip(waiting, there, strict=True)) if n != rank and t > 0
     ]
     where = f" on {hosts[rank]}" if len(set(hosts)) > 1 and rank < len(hosts) else ""
     last = times.last_to_arrive[rank] / sum(times.last_to_arrive)
     return (
         f"Rank {rank}{where} is the slowest: it computed {_percent(share[rank])} of its time, "
-        f"the median rank {_percent(usual)}. It came last {_percent(last)} of the time, and the "
+        f"{other} {_percent(usual)}. It came last {_percent(last)} of the time, and the "
         f"other ranks spent {_percent(sum(others) / len(others))} of theirs waiting."
     )
 

@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.objects import allgather_object, call_on_root, vote
+from hvdtrain.core.elastic import tells_of_lost_ranks
+from hvdtrain.core.exits import is_internal, own_frame
+from hvdtrain.core.objects import all_fail, allgather_object, call_on_root, vote
 from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import (
+    HostsUpdatedInterrupt,
     HvdtrainError,
     OneRankError,
     OneRankTrainingError,
@@ -62,6 +65,25 @@ def on_this_rank() -> Iterator[None]:
         if context.current().topology.size == 1:
             raise
         raise OneRankError(str(error)) from error
+
+
+@collective
+@contextmanager
+def code_of_recipe(options: TrainOptions) -> Iterator[None]:
+    """Tell in one line what the recipe's code raises in the block, on one rank or on all."""
+    try:
+        yield
+    except (HvdtrainError, HostsUpdatedInterrupt):
+        raise
+    except Exception as error:
+        if is_internal(error) or tells_of_lost_ranks(error, context.current()):
+            raise
+        text = f"{options.recipe} failed: {own_frame(error, options.verbose)}"
+        try:
+            everywhere = all_fail(options.recipe)
+        except HvdtrainError:  # the others are gone
+            raise error from None
+        raise (RecipeError if everywhere else OneRankTrainingError)(text) from error
 
 
 @collective

@@ -1,5 +1,7 @@
 """Recipes of a user's, good and bad."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -7,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import hvdtrain.torch as hvd
 from hvdtrain.data import Samples
-from hvdtrain.train import Recipe
+from hvdtrain.train import Callback, CallbackState, Recipe
 from hvdtrain.train.metrics import Accuracy, ConfusionMatrix, Gathered, MeanOf, TopK
 
 CLASSES = 3
@@ -60,6 +63,28 @@ def without_test() -> Recipe:
 def of_one_number() -> Recipe:
     loss = torch.nn.L1Loss()
     return replace(recipe(), model=torch.nn.Linear(6, 1), loss=lambda o, t: loss(o[:, 0], t))
+
+
+class Breaking(torch.nn.Linear):
+    least = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows[:, int(self.training and hvd.rank() >= self.least) :])
+
+
+def breaking(least: int = 0) -> Recipe:
+    model = Breaking(6, CLASSES)
+    model.least = least
+    return replace(recipe(), model=model)
+
+
+class Killing(Callback):
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed() -> Recipe:
+    return replace(recipe(), callbacks=[Killing()])
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):

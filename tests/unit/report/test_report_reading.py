@@ -158,7 +158,24 @@ def test_ranks_that_come_and_go(tmp_path: Path) -> None:
     assert times.notes == [
         "From step 20 on there are 3 ranks, before 2: a rank that was not there has no time."
     ]
-    assert verdict(times).startswith("Rank 2 is the slowest: it computed 80\u00a0% of its time")
+    assert verdict(times).startswith(
+        "Rank 2 is the slowest: it computed 80\u00a0% of its time, the median rank 50\u00a0%"
+    )
+    path.write_text(json.dumps(SPAN | {"compute": [1, 3], "waiting": [2, 0], "moving": [1, 1]}))
+    said = "Rank 1 is the slowest: it computed 75\u00a0% of its time, the other 25\u00a0%."
+    assert verdict(read_ranks(path)).startswith(said)
+
+
+def test_the_best_evaluation_and_no_text_of_a_machine(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["best"] = {"name": "loss", "value": 0.123456, "epoch": 3.0, "step": 9, "since": 0}
+    banner = "Open MPI v5.0.11, package: Open MPI me@there Distribution, ident: 5.0.11"
+    (run / "summary.json").write_text(json.dumps({**summary, "mpi": banner, "none": None}))
+    found = read_run(run)
+    assert facts([found])["best"] == ["loss 0.1235, epoch 3"]
+    rows = {row.name: row.texts for row in side_by_side([found.summary])}
+    assert (rows["mpi"], rows["none"]) == (["Open MPI v5.0.11"], ["-"])
 
 
 def test_many_lines_of_many_ranks_are_added_up(tmp_path: Path) -> None:

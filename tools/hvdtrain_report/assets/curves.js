@@ -163,11 +163,18 @@ function buildCurves(plot, curves, isLog) {
   return { options, data, read: (u) => read(u, shown) };
 }
 
-function drawCurves(metric) {
-  const [title, unit] = TITLES.get(metric) ?? [metric, ""];
-  const curves = curvesOf(metric);
+// The tests run faster than the training: each has a scale of its own.
+function partsOf(metric) {
+  const curves = curvesOf(metric), tests = curves.filter((curve) => curve.split === "test");
+  if (metric !== "samples_per_second" || !tests.length || tests.length === curves.length) return [[metric, curves, ""]];
+  return [[metric, curves.filter((curve) => curve.split !== "test"), " of training"], [`${metric}.test`, tests, " of tests"]];
+}
+
+function drawCurves(metric, [part, curves, of]) {
+  const [plain, unit] = TITLES.get(metric) ?? [metric, ""];
+  const title = plain + of;
   const figure = element("figure");
-  figure.dataset.metric = metric;
+  figure.dataset.metric = part;
   const head = figure.appendChild(element("div", "head"));
   const name = head.appendChild(element("h3", "", title));
   if (unit) name.append(element("span", "unit", unit));
@@ -195,7 +202,7 @@ function drawCurves(metric) {
 
 const metrics = [...new Set(runs.flatMap((run) => run.curves.map((curve) => curve.metric)))];
 const ordered = [...metrics.filter((name) => name === "loss"), ...metrics.filter((name) => name !== "loss" && !LAST.includes(name)), ...LAST.filter((name) => metrics.includes(name))];
-const charts = ordered.map(drawCurves);
+const charts = ordered.flatMap((metric) => partsOf(metric).map((part) => drawCurves(metric, part)));
 
 function zoom(range) {
   view.zoom = range;

@@ -154,7 +154,7 @@ function excesses(ranks) {
 
 function addHeat(article, ranks) {
   const size = ranks.totals[0].length;
-  if (size < 2) return;
+  if (size < 3) return;  // of two, one is the median
   const found = excesses(ranks);
   const rows = Math.min(size, 240);
   const firstOf = (row) => Math.floor(row * size / rows);
