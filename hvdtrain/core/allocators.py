@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
-from hvdtrain.compiled.library import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import allocate_if
 from hvdtrain.core.places import GradientPlaces

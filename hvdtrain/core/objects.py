@@ -23,8 +23,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.engines.communicator import poll_until
 from hvdtrain.errors import HvdtrainError, PeerFailureError, UnsupportedError
-from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 _FOUNDATIONS = {
-    *("", "advice", "arithmetic", "arrays", "buffer", "collective", "compiled", "config"),
-    *("control_groups", "devices", "errors", "files", "fork_server", "polling", "streams"),
+    *("", "arrays", "buffer", "collective", "compiled", "config"),
+    *("control_groups", "devices", "errors", "files", "fork_server", "streams"),
     *("milestones", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
@@ -48,7 +48,16 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
     ],
     "torch": [
-        *("tensors", "compression", "operations", "allocator", "gradients", "sharding", ""),
+        *(
+            "tensors",
+            "compression",
+            "operations",
+            "allocator",
+            "gradients",
+            "kernel_step",
+            "sharding",
+            "",
+        ),
         "elastic",
     ],
     "tensorflow": [

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.compiled.library import load_or_report, open_library
+from hvdtrain.compiled import load_or_report, open_library
 
 _SOURCE = Path(__file__).with_name("update_kernel.c")
 _MODULE = "hvdtrain.core.sharding._update_kernel"

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Slices, aligned_bounds
+from hvdtrain.engines.communicator import Slices, aligned_bounds, poll_until
 from hvdtrain.engines.float_order import from_ordered, to_ordered
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.flat import MPI_OPS, typed
@@ -25,7 +25,6 @@ from hvdtrain.engines.shared_memory.memory import (
 )
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.errors import SystemLimitError
-from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
 _FOLDS: dict[ReduceOp, np.ufunc] = {
