@@ -48,17 +48,8 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
     ],
     "torch": [
-        *(
-            "tensors",
-            "compression",
-            "operations",
-            "allocator",
-            "gradients",
-            "kernel_step",
-            "sharding",
-            "",
-        ),
-        "elastic",
+        *("tensors", "compression", "operations", "allocator", "gradients"),
+        *("kernel_step", "sharding", "", "elastic"),
     ],
     "tensorflow": [
         *("allocator", "graph", "compression", "differentiable", "operations", "gradients", "")

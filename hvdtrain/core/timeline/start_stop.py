@@ -71,6 +71,7 @@ class Recording:
         if self.piece is not None:
             self.piece.save()
 
+    @collective
     def write_or_warn(self, communicator: Communicator, hostnames: Sequence[str]) -> None:
         """Write the file, or print why not: a successful job does not fail for its timeline."""
         try:
