@@ -194,10 +194,18 @@ class Library:
 LEAST_BYTES = 64 << 10
 
 
-def blocks_for(sizes: Iterable[int]) -> Blocks | None:
-    """Return blocks for gradients of these bytes, one more of each size; None if all are small."""
+def blocks_for(sizes: Iterable[int], spare: float = 1.0) -> Blocks | None:
+    """Return blocks for gradients of these bytes; None if all are small.
+
+    There is one more of each size, for other tensors of that size, but of the largest ones only if
+    these blocks take at most a part `spare` of the gradients' memory.
+    """
     counts = Counter(size for size in sizes if size >= LEAST_BYTES)
-    return Blocks({size: count + 1 for size, count in counts.items()}) if counts else None
+    left = spare * sum(size * count for size, count in counts.items())
+    for size in sorted(counts):
+        left -= size
+        counts[size] += left >= 0
+    return Blocks(counts) if counts else None
 
 
 class GradientArena:

@@ -45,7 +45,8 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("exits", "tuning", "agreement", "collectives", "timeline", "stall", "places"),
-        *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
+        *("allocators", "gradients", "exchanges", "sharding"),
+        *("recruiter", "membership", "", "arrays"),
     ],
     "torch": [
         *("tensors", "compression", "operations", "allocator", "gradients"),
