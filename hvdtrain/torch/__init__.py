@@ -70,6 +70,10 @@ def __getattr__(name: str) -> Any:
     return module if name == "elastic" else getattr(module, name)
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *_LATER]
+
+
 # Where Horovod has its operations.
 mpi_ops = sys.modules[__name__]
 
