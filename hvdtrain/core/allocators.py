@@ -20,7 +20,6 @@ from operator import mul
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
@@ -214,7 +213,9 @@ class GradientArena:
     It serves them while this object exists. What was allocated stays valid.
     """
 
-    def __init__(self, library: Library, memory: npt.NDArray[np.uint8], blocks: Blocks) -> None:
+    def __init__(
+        self, library: Library, memory: np.typing.NDArray[np.uint8], blocks: Blocks
+    ) -> None:
         handle = library.open(memory.ctypes.data, blocks)
         if handle is None:
             raise AllocatorError("the system does not map shared memory a second time (mremap)")
@@ -284,7 +285,7 @@ def open_places(
 
 
 def _open_arena(
-    library: Library | None, shared: npt.NDArray[np.uint8], blocks: Blocks
+    library: Library | None, shared: np.typing.NDArray[np.uint8], blocks: Blocks
 ) -> GradientArena | None:
     if library is None:
         return None

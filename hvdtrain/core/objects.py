@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -86,7 +85,9 @@ _LONGEST_SECONDS = 10.0
 
 
 @collective
-def vote(own: Sequence[bool], name: str, alone: Exception | None = None) -> npt.NDArray[np.float64]:
+def vote(
+    own: Sequence[bool], name: str, alone: Exception | None = None
+) -> np.typing.NDArray[np.float64]:
     """Return what all ranks say, [len(own), ranks].
 
     Args:

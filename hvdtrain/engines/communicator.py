@@ -13,7 +13,6 @@ from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
@@ -126,7 +125,7 @@ class Communicator(ABC):
 
     @abstractmethod
     @collective
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+    def start_max(self, values: np.typing.NDArray[np.uint64]) -> Pending:
         """Start an element-wise maximum of at most 8 numbers over all members, in place."""
 
     @abstractmethod
@@ -440,7 +439,7 @@ class Slices(ABC):
     adds_placed: bool
 
     @abstractmethod
-    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+    def copies(self, memory: Elements) -> list[np.typing.NDArray[np.uint8]] | None:
         """Return each rank's copy, [nbytes] uint8, of `empty`; None on all if it is not shared."""
 
     @abstractmethod
@@ -451,7 +450,7 @@ class Slices(ABC):
     @abstractmethod
     def add_placed(
         self,
-        rows: npt.NDArray[np.uint64],
+        rows: np.typing.NDArray[np.uint64],
         dtype: DType,
         prescales: Sequence[float],
         postscale: float,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
@@ -89,7 +88,7 @@ class NumpyNodeGroup:
         start, end = aligned_bounds(buffer.count, owners)[self._rank :][:2]
         return buffer.slice(start, end - start)
 
-    def _slices(self, own: Buffer) -> list[npt.NDArray[Any]]:
+    def _slices(self, own: Buffer) -> list[np.typing.NDArray[Any]]:
         addresses = self.arena.addresses(self.arena.location(own))
         return [Buffer(address, own.dtype, own.count, owner=own).array() for address in addresses]
 
@@ -114,7 +113,7 @@ class NodeSlices(Slices):
         self.in_tree = isinstance(group, NodeGroup)
         self.adds_placed = self.in_tree and nodes == 1
 
-    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+    def copies(self, memory: Elements) -> list[np.typing.NDArray[np.uint8]] | None:
         return self._group.arena.copies(Buffer.of(memory))
 
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
@@ -138,7 +137,7 @@ class NodeSlices(Slices):
 
     def add_placed(
         self,
-        rows: npt.NDArray[np.uint64],
+        rows: np.typing.NDArray[np.uint64],
         dtype: DType,
         prescales: Sequence[float],
         postscale: float,
@@ -303,7 +302,7 @@ class NodeHierarchy:
             chunk.piece.array()[:] = chunk.shared.array()
 
     @collective
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+    def empty(self, nbytes: int) -> np.typing.NDArray[np.uint8] | None:
         """Allocate memory that is reduced without a copy; None on all ranks if a node has none."""
         arena = self._group.arena
         return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())
