@@ -35,6 +35,7 @@ def taken_bytes(*kinds: str) -> int:
 def take_steps(with_hvdtrain: bool) -> None:
     """Train with a script as users have it; print the memory that is no file's, of rank 0."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(6)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     meet, rank = bool, 0
