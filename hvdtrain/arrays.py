@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 
@@ -43,7 +42,7 @@ __all__ = [
 # Parts of a host array that, with what is computed of them, fit into the cache of a core.
 _PART_ELEMENTS = 1 << 16
 
-HostArray = npt.NDArray[Any]
+HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class Array(Protocol):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeAlias, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.types import DType
 
@@ -48,7 +47,7 @@ class Tensor(Protocol):
 
 
 # The elements of a buffer.
-Elements: TypeAlias = npt.NDArray[Any] | Tensor
+Elements: TypeAlias = np.ndarray[Any, np.dtype[Any]] | Tensor
 
 
 # Not frozen, which would triple the time to create one.
@@ -93,7 +92,7 @@ class Buffer:
         return cls(_address(tensor), own, tensor.numel(), device, tensor)
 
     @classmethod
-    def from_array(cls, array: npt.NDArray[np.generic], dtype: DType | None = None) -> Buffer:
+    def from_array(cls, array: np.typing.NDArray[np.generic], dtype: DType | None = None) -> Buffer:
         """Return a buffer over a C-contiguous array; see `of`."""
         if not array.flags.c_contiguous:
             raise ValueError(f"a Buffer needs C-contiguous memory, got strides {array.strides}")
@@ -113,7 +112,7 @@ class Buffer:
         owner = self.owner
         return _flat(owner) if _is_tensor(owner) else self.array()
 
-    def array(self) -> npt.NDArray[np.generic]:
+    def array(self) -> np.typing.NDArray[np.generic]:
         """Return the elements as a writable 1-d numpy view, with bfloat16 as uint16.
 
         Raises:
@@ -256,7 +255,7 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-def _scale_array(array: npt.NDArray[np.generic], dtype: DType, factor: float) -> None:
+def _scale_array(array: np.typing.NDArray[np.generic], dtype: DType, factor: float) -> None:
     if dtype in _FRACTIONAL:
         with np.errstate(all="ignore"):  # loss scalers check for overflow
             np.multiply(array, factor, out=array)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hvdtrain.advice import nearest_name
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, nearest_name
 
 # Used if no measurement is made.
 DEFAULT_BUCKET_BYTES = 25 << 20

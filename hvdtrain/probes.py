@@ -62,7 +62,7 @@ def allocator(framework: str) -> None:
 
 def torch_steps() -> None:
     """Compare steps of torch's optimizers with the kernel's: why it is not used, or ""."""
-    from hvdtrain.torch.sharding.kernel_step import STATES, find_form
+    from hvdtrain.torch.kernel_step import STATES, find_form
 
     others = [kind.__name__ for kind in STATES if find_form(kind, fused=False) is None]
     objection = f"other bits than this torch's for {', '.join(others)}" if others else ""

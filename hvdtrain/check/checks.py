@@ -19,7 +19,7 @@ from typing import TypedDict
 
 from hvdtrain import __version__
 from hvdtrain.check.probe import Finished, Json, ProbeError, ask_python, finish
-from hvdtrain.compiled.library import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.config import Config
 from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups
 from hvdtrain.errors import UsageError

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import click
 
 from hvdtrain import __version__
-from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import (
     EXIT_USAGE,
     HvdtrainError,
@@ -18,6 +17,7 @@ from hvdtrain.errors import (
     RecipeError,
     TrainingError,
     UsageError,
+    did_you_mean,
 )
 from hvdtrain.milestones import begin
 from hvdtrain.world import promised_world

@@ -20,11 +20,10 @@ from operator import mul
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
-from hvdtrain.compiled.library import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import allocate_if
 from hvdtrain.core.places import GradientPlaces
@@ -194,10 +193,18 @@ class Library:
 LEAST_BYTES = 64 << 10
 
 
-def blocks_for(sizes: Iterable[int]) -> Blocks | None:
-    """Return blocks for gradients of these bytes, one more of each size; None if all are small."""
+def blocks_for(sizes: Iterable[int], spare: float = 1.0) -> Blocks | None:
+    """Return blocks for gradients of these bytes; None if all are small.
+
+    There is one more of each size, for other tensors of that size, but of the largest ones only if
+    these blocks take at most a part `spare` of the gradients' memory.
+    """
     counts = Counter(size for size in sizes if size >= LEAST_BYTES)
-    return Blocks({size: count + 1 for size, count in counts.items()}) if counts else None
+    left = spare * sum(size * count for size, count in counts.items())
+    for size in sorted(counts):
+        left -= size
+        counts[size] += left >= 0
+    return Blocks(counts) if counts else None
 
 
 class GradientArena:
@@ -206,7 +213,9 @@ class GradientArena:
     It serves them while this object exists. What was allocated stays valid.
     """
 
-    def __init__(self, library: Library, memory: npt.NDArray[np.uint8], blocks: Blocks) -> None:
+    def __init__(
+        self, library: Library, memory: np.typing.NDArray[np.uint8], blocks: Blocks
+    ) -> None:
         handle = library.open(memory.ctypes.data, blocks)
         if handle is None:
             raise AllocatorError("the system does not map shared memory a second time (mremap)")
@@ -276,7 +285,7 @@ def open_places(
 
 
 def _open_arena(
-    library: Library | None, shared: npt.NDArray[np.uint8], blocks: Blocks
+    library: Library | None, shared: np.typing.NDArray[np.uint8], blocks: Blocks
 ) -> GradientArena | None:
     if library is None:
         return None

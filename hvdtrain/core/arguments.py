@@ -9,9 +9,7 @@ from itertools import pairwise
 
 from hvdtrain.core import context
 from hvdtrain.core.allocators import FindLibrary
-from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_positive
-from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.errors import UnsupportedError
@@ -123,12 +121,19 @@ def choose_exchange(
     exchange: object, op: ReduceOp, predivide: float, compression: str = "none"
 ) -> Exchange | None:
     """Return the exchange that is given, or implied by another argument; None for the default."""
+    # Exchanges are imported when one is asked for: most programs only need the all-reduce.
     if exchange is None:
         if op is ReduceOp.ADASUM:
+            from hvdtrain.core.exchanges.adasum import AdasumExchange
+
             return AdasumExchange()
-        return None if compression in ("none", "own") else HalfExchange(compression, op, predivide)
+        if compression in ("none", "own"):
+            return None
+        from hvdtrain.core.exchanges.half import HalfExchange
+
+        return HalfExchange(compression, op, predivide)
     if isinstance(exchange, str):
-        from hvdtrain.core.exchanges.catalog import make_exchange  # it imports all exchanges
+        from hvdtrain.core.exchanges.catalog import make_exchange
 
         exchange = make_exchange(exchange)
     if not isinstance(exchange, Exchange):

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.collectives.allreduce import PLANS
@@ -24,10 +23,8 @@ from hvdtrain.core.exits import (
     install_plain_excepthook,
     write_message,
 )
-from hvdtrain.core.membership.recovery import Recovery, open_next, open_of_newcomer, recruit
-from hvdtrain.core.membership.world import Context, open_context, start_watches
-from hvdtrain.core.timeline.start_stop import begin_from_environment
-from hvdtrain.core.tuning import keep_freed_memory
+from hvdtrain.core.membership import Context, open_context, start_watches
+from hvdtrain.core.tuning import in_default_arithmetic, keep_freed_memory
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (
@@ -41,6 +38,9 @@ from hvdtrain.errors import (
 from hvdtrain.milestones import ENDED, STARTED, finish_init, report
 from hvdtrain.topology import Topology, count_threads, format_ranks
 from hvdtrain.world import SRUN, idle_tasks, promised_world
+
+if TYPE_CHECKING:
+    from hvdtrain.core.recovery import Recovery
 
 # How long other ranks wait while the promised rank 0 reports that there is no world.
 _REPORT_SECONDS = 5.0
@@ -194,7 +194,11 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         check_world_size(world)
         host = world.hostnames[world.communicator.rank]
         recording = None
-        if not world.joined:
+        wanted = config.timeline != Config.timeline
+        # Rank 0 decides: others may lack its variables. Few jobs have a timeline.
+        if not world.joined and world.communicator.gather_objects(wanted)[0]:
+            from hvdtrain.core.timeline.start_stop import begin_from_environment
+
             recording = begin_from_environment(config, world.communicator, host)
     except Exception as error:
         install_plain_excepthook(
@@ -209,6 +213,8 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
             keep_freed_memory(os.environ)
         ordered = config.deterministic or deterministic
         if world.joined:
+            from hvdtrain.core.recovery import open_of_newcomer
+
             _context = open_of_newcomer(config, world, ordered, _end_soon, _abort)
             _guard_exits(config, _context.topology, _context.world.communicator)
             finish_init(os.environ)
@@ -262,6 +268,8 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
             f"{before.topology.title} recover: engine {before.engine_name} cannot continue without "
             "ranks that have ended: use engine mpi with Open MPI 5, under mpirun --with-ft ulfm"
         )
+    from hvdtrain.core.recovery import open_next
+
     try:
         _context, recovery = open_next(before, before.failures, _abort, leaving)
     except ExcludedError as error:
@@ -307,6 +315,8 @@ def accept_newcomers() -> None:
     here = current()
     here.newcomer = False
     if not here.accepts:
+        from hvdtrain.core.recovery import recruit
+
         here.accepts = True
         recruit(here)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.membership.world import Context
+from hvdtrain.core.membership import Context
 from hvdtrain.core.objects import broadcast_object as _broadcast_object
 from hvdtrain.errors import EXIT_REQUEUE, HostsUpdatedInterrupt, HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks

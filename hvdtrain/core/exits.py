@@ -15,7 +15,6 @@ import re
 import signal
 import stat
 import sys
-import sysconfig
 import termios
 import threading
 import time
@@ -39,8 +38,9 @@ from hvdtrain.milestones import FAILED, report
 from hvdtrain.topology import Topology
 
 _PACKAGE = Path(hvdtrain.__file__).parent
-_STANDARD = Path(sysconfig.get_path("stdlib"))
-_SCRIPTS = Path(sysconfig.get_path("scripts"))
+# sysconfig knows them too, but reads a dozen files.
+_STANDARD = Path(os.__file__).parent
+_SCRIPTS = Path(sys.prefix, "bin")
 _INSTALLED = {"site-packages", "dist-packages"}
 # Frameworks that call hvdtrain, as in backward().
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")

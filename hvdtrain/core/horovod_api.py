@@ -21,8 +21,6 @@ from hvdtrain.core.process_set import (
     global_process_set,
     remove_process_set,
 )
-from hvdtrain.core.timeline.file import TimelineError, usable_path
-from hvdtrain.core.timeline.start_stop import begin, write_timeline
 from hvdtrain.errors import HorovodInternalError
 from hvdtrain.types import ReduceOp
 
@@ -216,6 +214,9 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     Raises:
         ValueError: a timeline is being recorded already, or rank 0 cannot write the file.
     """
+    from hvdtrain.core.timeline.file import TimelineError, usable_path  # most programs have none
+    from hvdtrain.core.timeline.start_stop import begin
+
     here = context.current()
     if here.recording is not None:
         raise TimelineError(
@@ -240,6 +241,8 @@ def stop_timeline() -> None:
     recording = here.recording
     if recording is None:
         return
+    from hvdtrain.core.timeline.start_stop import write_timeline
+
     Submission(here.world, Work(Request("barrier", "stop_timeline"))).run()
     here.record(None)
     gather = partial(write_timeline, recording=recording, hostnames=here.topology.hostnames)

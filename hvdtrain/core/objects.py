@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
+from hvdtrain.engines.communicator import poll_until
 from hvdtrain.errors import HvdtrainError, PeerFailureError, UnsupportedError
-from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")
@@ -87,7 +86,9 @@ _LONGEST_SECONDS = 10.0
 
 
 @collective
-def vote(own: Sequence[bool], name: str, alone: Exception | None = None) -> npt.NDArray[np.float64]:
+def vote(
+    own: Sequence[bool], name: str, alone: Exception | None = None
+) -> np.typing.NDArray[np.float64]:
     """Return what all ranks say, [len(own), ranks].
 
     Args:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
@@ -19,10 +18,10 @@ from hvdtrain.engines.communicator import Slices, aligned_bounds
 class Pieces:
     """Contiguous elements of gradients, [pieces] each; offsets are in bytes."""
 
-    parameters: npt.NDArray[np.int64]
-    within: npt.NDArray[np.int64]
-    in_memory: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    parameters: np.typing.NDArray[np.int64]
+    within: np.typing.NDArray[np.int64]
+    in_memory: np.typing.NDArray[np.int64]
+    counts: np.typing.NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, int, int, int]]) -> Pieces:
@@ -72,7 +71,7 @@ class GradientPlaces:
         """Return the address of this rank's gradient in the arena; 0 if it is not there."""
         return self._arena + int(self._own[index]) - 1 if self._own[index] else 0
 
-    def addresses(self, pieces: Pieces) -> npt.NDArray[np.uint64]:
+    def addresses(self, pieces: Pieces) -> np.typing.NDArray[np.uint64]:
         """Return the address of each piece on each rank, in this process, [pieces, ranks].
 
         All ranks have to meet before, when they have said where their gradients lie.
@@ -84,7 +83,7 @@ class GradientPlaces:
             columns.append(np.where(offset, there, here[:, rank]))
         return np.stack(columns, 1)
 
-    def bucket_addresses(self, pieces: Pieces) -> npt.NDArray[np.uint64]:
+    def bucket_addresses(self, pieces: Pieces) -> np.typing.NDArray[np.uint64]:
         """Return the address of each piece in the bucket of each rank, [pieces, ranks]."""
         bases = [int(base[0]) for base in self._bases]
         here = pieces.in_memory - bases[self.slices.number]
@@ -148,7 +147,7 @@ class PlacedBucket:
         if everywhere:
             slices.meet()
 
-    def _targets(self, sources: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _targets(self, sources: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
         return sources
 
     @collective
@@ -209,7 +208,7 @@ class LentBucket(PlacedBucket):
         self._places.put_base(self._base)
         super().reduce(prescale, postscale, everywhere)
 
-    def _targets(self, sources: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _targets(self, sources: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
         return self._places.bucket_addresses(self._owned)
 
     @collective

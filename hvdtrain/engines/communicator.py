@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,29 @@ from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
+
+_SPIN_SECONDS = 100e-6
+_SHORTEST_SLEEP_SECONDS = 50e-6
+_LONGEST_SLEEP_SECONDS = 5e-3
+
+
+def poll_until(test: Callable[[], bool]) -> None:
+    """Call `test` until it returns true.
+
+    It spins for 100 us, within which peers nearly always arrive. After that it sleeps between
+    calls for a fiftieth of the time waited so far, at most 5 ms; waiting inside MPI would keep a
+    core busy.
+    """
+    started = time.perf_counter()
+    while not test():
+        waited = time.perf_counter() - started
+        if waited > _SPIN_SECONDS:
+            time.sleep(min(max(waited / 50, _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS))
 
 
 class _AnyDevice(frozenset[str]):
@@ -108,7 +125,7 @@ class Communicator(ABC):
 
     @abstractmethod
     @collective
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+    def start_max(self, values: np.typing.NDArray[np.uint64]) -> Pending:
         """Start an element-wise maximum of at most 8 numbers over all members, in place."""
 
     @abstractmethod
@@ -422,7 +439,7 @@ class Slices(ABC):
     adds_placed: bool
 
     @abstractmethod
-    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+    def copies(self, memory: Elements) -> list[np.typing.NDArray[np.uint8]] | None:
         """Return each rank's copy, [nbytes] uint8, of `empty`; None on all if it is not shared."""
 
     @abstractmethod
@@ -433,7 +450,7 @@ class Slices(ABC):
     @abstractmethod
     def add_placed(
         self,
-        rows: npt.NDArray[np.uint64],
+        rows: np.typing.NDArray[np.uint64],
         dtype: DType,
         prescales: Sequence[float],
         postscale: float,

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
@@ -42,7 +41,7 @@ class LocalCommunicator(Communicator):
     size = 1
     capabilities = _CAPABILITIES
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _Done:
+    def start_max(self, values: np.typing.NDArray[np.uint64]) -> _Done:
         return _Done()
 
     def allreduce(

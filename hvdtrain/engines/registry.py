@@ -13,7 +13,6 @@ from zlib import crc32
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.devices import MASKS
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.errors import UsageError
 from hvdtrain.world import TORCHRUN, promised_world, under_launcher
@@ -89,6 +88,8 @@ def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, s
         return VisibleGpus(-1)
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         return VisibleGpus(-1)
+    from hvdtrain.devices import MASKS  # not where there are no GPUs
+
     masks = [f"{name}={environ[name]}" for name in MASKS if name in environ]
     # A driver may count GPUs that this build of torch cannot use.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

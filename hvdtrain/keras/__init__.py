@@ -6,12 +6,11 @@ import importlib
 
 import keras
 
-from hvdtrain.advice import require_version
 from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.core.horovod_api import gloo_built, nccl_built, on_init
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, require_version
 from hvdtrain.keras import callbacks, elastic
 from hvdtrain.keras.backends.distributed import require_backend
 from hvdtrain.keras.backends.operations import (

@@ -8,12 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.advice import require_version
 from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.core.horovod_api import gloo_built, is_homogeneous, nccl_built, on_init
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, require_version
 from hvdtrain.tensorflow import elastic
 from hvdtrain.tensorflow.allocator import register_allocator
 from hvdtrain.tensorflow.compression import Compression

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvdtrain.advice import require_version
 from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import *  # noqa: F403
-from hvdtrain.errors import UsageError
-from hvdtrain.torch import elastic
+from hvdtrain.errors import UsageError, require_version
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.functions import (
     allgather_object,
@@ -48,8 +48,31 @@ from hvdtrain.torch.operations.gathers import (
 )
 from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
 from hvdtrain.torch.optimizer import DistributedOptimizer
-from hvdtrain.torch.shards import backward_by_shards, own_shards
-from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
+
+if TYPE_CHECKING:
+    from hvdtrain.torch import elastic
+    from hvdtrain.torch.shards import backward_by_shards, own_shards
+    from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
+
+# Imported when they are used, which few programs do: on a cluster's file system a start counts.
+_LATER = {
+    "SyncBatchNorm": "sync_batch_norm",
+    "backward_by_shards": "shards",
+    "elastic": "elastic",
+    "own_shards": "shards",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+    return module if name == "elastic" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LATER]
+
 
 # Where Horovod has its operations.
 mpi_ops = sys.modules[__name__]

@@ -165,6 +165,10 @@ def _found() -> tuple[Allocator | None, str]:
 _logger = logging.getLogger("hvdtrain")
 
 
+# Only while it lasts, a backward pass has other tensors of a gradient's size.
+_SPARE = 1 / 16
+
+
 class Staying(NamedTuple):
     """What gradients need that are reduced where autograd has made them."""
 
@@ -184,7 +188,8 @@ def open_staying(
     """Let autograd allocate gradients in memory that the ranks share, if all can."""
     if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
-    blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
+    sizes = [spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind]
+    blocks = blocks_for(sizes, _SPARE)
 
     def find() -> Library | None:
         allocator = _wanted() if suitable else None

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,14 +29,15 @@ from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.gradients.buckets import ParameterSettings
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.kernel_step import KernelSteps
+from hvdtrain.torch.operations.divergence import warn_of_torch_layers
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper, is_of_torch, loss_of_all_ranks
-from hvdtrain.torch.sharding.kernel_step import KernelSteps
-from hvdtrain.torch.sharding.segment_optimizer import needs_whole
-from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
-from hvdtrain.torch.sync_batch_norm import warn_of_torch_layers
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 
 __all__ = ["DistributedOptimizer"]
 
@@ -116,9 +117,12 @@ class DistributedOptimizer(OptimizerWrapper):
                 "sharded=True works with op=Average and op=Sum only: leave out sharded, or "
                 "exchange, compression and Adasum"
             )
-        whole = sharded and needs_whole(optimizer)
+        whole = False
         if sharded:
             check_sharding()
+            from hvdtrain.torch.sharding.segment_optimizer import needs_whole
+
+            whole = needs_whole(optimizer)
         settings = ParameterSettings(
             op,
             process_set,
@@ -134,7 +138,11 @@ class DistributedOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         names = name_parameters(optimizer, named_parameters)
         self._exchanged = Exchanged(optimizer, names, settings)
-        self._steps = TorchSharedSteps(optimizer, self._exchanged) if sharded else None
+        self._steps: TorchSharedSteps | None = None
+        if sharded:
+            from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
+
+            self._steps = TorchSharedSteps(optimizer, self._exchanged)
         warn_of_torch_layers(parameters_of(optimizer))
         self._synchronized = False
         self._clipped = False

@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import register_module_module_registration_hook
 
-from hvdtrain.core import context
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.core.sample_weights import sample_weight_of
 from hvdtrain.torch.operations.allreduce import allreduce_handle
-from hvdtrain.torch.operations.divergence import in_torch_distributed
 from hvdtrain.torch.operations.gathers import allgather_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
-
-# An optimizer knows parameters and no layers, so torch tells of them as modules get them.
-_layers_of_torch: WeakSet[torch.nn.SyncBatchNorm] = WeakSet()
-
-
-def _note_layer(module: torch.nn.Module, name: str, layer: torch.nn.Module | None) -> None:
-    if isinstance(layer, torch.nn.SyncBatchNorm):
-        _layers_of_torch.add(layer)
-
-
-register_module_module_registration_hook(_note_layer)
-
-
-def warn_of_torch_layers(parameters: Iterable[torch.Tensor]) -> None:
-    """Warn once, on rank 0, of layers that synchronize under torch.distributed only."""
-    own, topology = set(map(id, parameters)), context.current().topology
-    if topology.size == 1 or topology.rank or in_torch_distributed():
-        return
-    if any(id(layer.weight) in own for layer in _layers_of_torch):
-        _layers_of_torch.clear()
-        logging.getLogger("hvdtrain").warning(
-            "torch.nn.SyncBatchNorm uses each rank's own batch, because it synchronizes under "
-            "torch.distributed only: use hvd.SyncBatchNorm, which has the same arguments and state"
-        )
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.advice import did_you_mean
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, did_you_mean
 from hvdtrain.train.option import KINDS, Option
 from hvdtrain.train.options import OPTIONS, TrainOptions, key_of_name_elsewhere
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hvdtrain.advice import did_you_mean
 from hvdtrain.core.exits import own_frame
-from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
+from hvdtrain.errors import HvdtrainError, RecipeError, UsageError, did_you_mean
 from hvdtrain.train.config_file import shorten
 from hvdtrain.train.option import KINDS
 from hvdtrain.train.options import TrainOptions

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.advice import nearest_name
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.gradients.bucket_size import BucketSize
-from hvdtrain.core.membership.world import Context
-from hvdtrain.errors import UsageError
+from hvdtrain.core.membership import Context
+from hvdtrain.errors import UsageError, nearest_name
 from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 from hvdtrain.train.checkpoint.saver import (

@@ -16,8 +16,8 @@ from typing import Any
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
-from hvdtrain.core.membership.recovery import Recovery
 from hvdtrain.core.objects import allgather_object, broadcast_object, call_on_root
+from hvdtrain.core.recovery import Recovery
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint

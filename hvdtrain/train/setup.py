@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.membership.world import Context
+from hvdtrain.core.membership import Context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream, selected
 from hvdtrain.devices import require_own_devices

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, PointToPoint, VotedReduction
-from hvdtrain.polling import poll_until
+from hvdtrain.engines.communicator import Communicator, PointToPoint, VotedReduction, poll_until
 from hvdtrain.types import DType, ReduceOp
 
 _COUNTS = (5, 0, 700, 1, 3001)

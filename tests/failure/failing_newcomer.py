@@ -10,7 +10,7 @@ from newcomers import JOINED, await_newcomer
 from ranks import report
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.membership.recruiter import Recruiter
+from hvdtrain.core.recruiter import Recruiter
 
 TRIES = 3
 

@@ -15,8 +15,8 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.context import recover
+from hvdtrain.engines.communicator import poll_until
 from hvdtrain.errors import RanksLostError
-from hvdtrain.polling import poll_until
 
 ENOUGH_SECONDS = 0.05
 # More than is staged at once, and enough for the slices of a hierarchy.

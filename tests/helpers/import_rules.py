@@ -7,8 +7,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 _FOUNDATIONS = {
-    *("", "advice", "arithmetic", "arrays", "buffer", "collective", "compiled", "config"),
-    *("control_groups", "devices", "errors", "files", "fork_server", "polling", "streams"),
+    *("", "arrays", "buffer", "collective", "compiled", "config"),
+    *("control_groups", "devices", "errors", "files", "fork_server", "streams"),
     *("milestones", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
@@ -45,11 +45,12 @@ _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
         *("exits", "tuning", "agreement", "collectives", "timeline", "stall", "places"),
-        *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
+        *("allocators", "gradients", "exchanges", "sharding"),
+        *("recruiter", "membership", "", "arrays"),
     ],
     "torch": [
-        *("tensors", "compression", "operations", "allocator", "gradients", "sharding", ""),
-        "elastic",
+        *("tensors", "compression", "operations", "allocator", "gradients"),
+        *("kernel_step", "sharding", "", "elastic"),
     ],
     "tensorflow": [
         *("allocator", "graph", "compression", "differentiable", "operations", "gradients", "")

@@ -8,7 +8,7 @@ import pytest
 from compiling import copy_kernel, run_watched
 
 import hvdtrain.engines.shared_memory.kernel as node
-from hvdtrain.compiled.library import KernelError
+from hvdtrain.compiled import KernelError
 from hvdtrain.core.exchanges import codes
 from hvdtrain.core.sharding import kernel as update
 

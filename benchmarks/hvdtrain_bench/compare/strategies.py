@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hvdtrain.advice import did_you_mean
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, did_you_mean
 
 
 class Launch(Enum):

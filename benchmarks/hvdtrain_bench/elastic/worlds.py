@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hvdtrain.core import context
-from hvdtrain.core.membership.recovery import Recovery
+from hvdtrain.core.recovery import Recovery
 from hvdtrain.engines.communicator import EngineWorld, Newcomer
 from hvdtrain.engines.mpi.failures import MpiFailures
 from hvdtrain_bench.elastic.notes import Notes

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from hvdtrain.polling import poll_until
+from hvdtrain.engines.communicator import poll_until
 
 T = TypeVar("T")
 

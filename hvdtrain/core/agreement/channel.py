@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import HASHES, Driver
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, UNNAMED, Operation, Request, Work
 from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.tuning import in_default_arithmetic
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.streams import HOST, Streams

@@ -11,7 +11,6 @@ from itertools import groupby
 from struct import Struct
 from typing import Any
 
-from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.lifecycle import (
@@ -44,6 +43,7 @@ from hvdtrain.core.agreement.operation import (
     unpacked,
 )
 from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.tuning import in_default_arithmetic
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import (
     HvdtrainError,

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
@@ -132,7 +131,7 @@ _HIGHEST = (1 << 63) - 1
 def divide_truncating(buffer: Buffer, divisor: int) -> None:
     """Divide integers in place, truncating towards zero."""
     if buffer.device == "cpu":
-        _divide_array(cast("npt.NDArray[np.integer[Any]]", buffer.array()), divisor)
+        _divide_array(cast("np.typing.NDArray[np.integer[Any]]", buffer.array()), divisor)
     elif buffer.dtype is DType.UINT64:
         _divide_bits(buffer.view(DType.INT64).elements(), divisor)
     else:
@@ -141,7 +140,7 @@ def divide_truncating(buffer: Buffer, divisor: int) -> None:
         tensor.copy_(tensor.long().div_(divisor, rounding_mode="trunc"))
 
 
-def _divide_array(array: npt.NDArray[np.integer[Any]], divisor: int) -> None:
+def _divide_array(array: np.typing.NDArray[np.integer[Any]], divisor: int) -> None:
     rounded_up = (array < 0) & (array % divisor != 0)  # // rounds down
     array //= divisor
     array[rounded_up] += 1

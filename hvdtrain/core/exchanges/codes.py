@@ -33,7 +33,7 @@ from hvdtrain.arrays import (
     of_type,
     zeros_like,
 )
-from hvdtrain.compiled.library import load_or_report, open_library
+from hvdtrain.compiled import load_or_report, open_library
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.types import DType

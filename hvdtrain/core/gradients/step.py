@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
@@ -40,7 +39,7 @@ def usage_length(parameters: int) -> int:
 
 
 def write_usage(
-    numbers: npt.NDArray[np.int32],
+    numbers: np.typing.NDArray[np.int32],
     absent: Iterable[int],
     sparse: Iterable[int],
     arrivals: Sequence[int] | None,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
@@ -122,7 +121,7 @@ class ShardedExchange(AllreduceExchange):
         self.scales = (1.0, 1.0)
         self.defer_to(None)
 
-    def defer_to(self, board: npt.NDArray[np.float64] | None) -> None:
+    def defer_to(self, board: np.typing.NDArray[np.float64] | None) -> None:
         """Leave sums of real numbers to the optimizer's step, on all ranks, from the next one on.
 
         `board` has the factor of this rank's gradients, [1]; None to sum as gradients arrive.

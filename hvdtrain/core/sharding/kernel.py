@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from hvdtrain.compiled.library import load_or_report, open_library
+from hvdtrain.compiled import load_or_report, open_library
 
 _SOURCE = Path(__file__).with_name("update_kernel.c")
 _MODULE = "hvdtrain.core.sharding._update_kernel"
@@ -221,7 +220,7 @@ class TensorSteps:
         threads = max(1, min(threads, total // _LEAST_OF_A_THREAD))
         self._others = ThreadPoolExecutor(max(1, threads - 1), "hvdtrain-step")
         # The elements of each parameter that a thread updates, and where they begin, in bytes.
-        self._parts: list[tuple[KernelStep, npt.NDArray[np.uint64]]] = []
+        self._parts: list[tuple[KernelStep, np.typing.NDArray[np.uint64]]] = []
         for first, last in pairwise(total * number // threads for number in range(threads + 1)):
             starts = np.clip(first - begins, 0, counts)
             offsets = starts * itemsizes

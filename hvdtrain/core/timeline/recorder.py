@@ -195,6 +195,10 @@ class FlightRecord:
         # The analyzer knows some backends of torch only.
         self._title, self._backend = topology.title, "nccl" if engine == "nccl" else "gloo"
 
+    def recorder(self, history: History | None) -> Recorder:
+        """Return a recorder of a channel for this file alone, which continues a history."""
+        return Recorder(None, False, history or History())
+
     def clear(self) -> None:
         """Remove the files of an earlier job."""
         for path in self._path.parent.glob("flight_rank_*"):

@@ -71,6 +71,14 @@ class Recording:
         if self.piece is not None:
             self.piece.save()
 
+    @collective
+    def write_or_warn(self, communicator: Communicator, hostnames: Sequence[str]) -> None:
+        """Write the file, or print why not: a successful job does not fail for its timeline."""
+        try:
+            write_timeline(communicator, self, hostnames)
+        except TimelineError as error:
+            print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+
     def under_way(self) -> RankRecords:
         since = self._blocked.since if self._blocked is not None else None
         blocked = Records([(since, time.perf_counter())] if since is not None else ())
@@ -140,16 +148,6 @@ def write_timeline(
         raise refusal
 
 
-def write_timeline_or_warn(
-    communicator: Communicator, recording: Recording, hostnames: Sequence[str]
-) -> None:
-    """Write the file, or print why not: a successful job does not fail for its timeline."""
-    try:
-        write_timeline(communicator, recording, hostnames)
-    except TimelineError as error:
-        print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
-
-
 @collective
 def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
     """Gather the records of all ranks on rank 0."""
@@ -171,9 +169,9 @@ def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
 def begin_from_environment(
     config: Config, communicator: Communicator, host: str
 ) -> Recording | None:
-    """Start a recording if rank 0's environment asks for it; other ranks may lack its variables."""
+    """Start a recording that rank 0's environment asks for; others may lack its variables."""
     path, refusal = "", None
-    if communicator.rank == 0 and config.timeline != Config.timeline:
+    if communicator.rank == 0:
         try:
             path = usable_path(config.timeline)
         except TimelineError as error:

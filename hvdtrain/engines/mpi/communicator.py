@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
@@ -136,7 +135,7 @@ class MpiCommunicator(Communicator):
         else:
             self._hierarchy = open_hierarchy(comm, nodes, kernel, failures)
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+    def start_max(self, values: np.typing.NDArray[np.uint64]) -> Pending:
         if self._node_group is not None:
             return self._node_group.start_max(values)
         request = self._comm.Iallreduce(MPI.IN_PLACE, [values, MPI.UINT64_T], op=MPI.MAX)

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hvdtrain.advice import mpi_remedy
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
@@ -29,7 +28,12 @@ from hvdtrain.engines.shared_memory.memory import (
     unreadable_peers,
     warn_once,
 )
-from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
+from hvdtrain.errors import (
+    EngineUnavailableError,
+    LauncherMismatchError,
+    SystemLimitError,
+    mpi_remedy,
+)
 from hvdtrain.world import promised_world
 
 if TYPE_CHECKING:

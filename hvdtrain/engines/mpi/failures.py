@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import JOINED, EngineWorld, Failures, Newcomer
+from hvdtrain.engines.communicator import JOINED, EngineWorld, Failures, Newcomer, poll_until
 from hvdtrain.engines.mpi.joining import (
     EndNotice,
     MpiNewcomer,
@@ -26,7 +26,6 @@ from hvdtrain.engines.mpi.joining import (
     start_rank,
 )
 from hvdtrain.errors import ExcludedError, PeerFailureError, RanksLostError, SystemLimitError
-from hvdtrain.polling import poll_until
 from hvdtrain.topology import format_ranks
 
 _OF_OPEN_MPI = "/dev/shm/sm_segment."

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Slices, aligned_bounds
+from hvdtrain.engines.communicator import Slices, aligned_bounds, poll_until
 from hvdtrain.engines.float_order import from_ordered, to_ordered
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.flat import MPI_OPS, typed
@@ -25,7 +24,6 @@ from hvdtrain.engines.shared_memory.memory import (
 )
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.errors import SystemLimitError
-from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
 _FOLDS: dict[ReduceOp, np.ufunc] = {
@@ -90,7 +88,7 @@ class NumpyNodeGroup:
         start, end = aligned_bounds(buffer.count, owners)[self._rank :][:2]
         return buffer.slice(start, end - start)
 
-    def _slices(self, own: Buffer) -> list[npt.NDArray[Any]]:
+    def _slices(self, own: Buffer) -> list[np.typing.NDArray[Any]]:
         addresses = self.arena.addresses(self.arena.location(own))
         return [Buffer(address, own.dtype, own.count, owner=own).array() for address in addresses]
 
@@ -115,7 +113,7 @@ class NodeSlices(Slices):
         self.in_tree = isinstance(group, NodeGroup)
         self.adds_placed = self.in_tree and nodes == 1
 
-    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+    def copies(self, memory: Elements) -> list[np.typing.NDArray[np.uint8]] | None:
         return self._group.arena.copies(Buffer.of(memory))
 
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
@@ -139,7 +137,7 @@ class NodeSlices(Slices):
 
     def add_placed(
         self,
-        rows: npt.NDArray[np.uint64],
+        rows: np.typing.NDArray[np.uint64],
         dtype: DType,
         prescales: Sequence[float],
         postscale: float,
@@ -304,7 +302,7 @@ class NodeHierarchy:
             chunk.piece.array()[:] = chunk.shared.array()
 
     @collective
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+    def empty(self, nbytes: int) -> np.typing.NDArray[np.uint8] | None:
         """Allocate memory that is reduced without a copy; None on all ranks if a node has none."""
         arena = self._group.arena
         return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())

@@ -19,9 +19,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Newcomer
+from hvdtrain.engines.communicator import Newcomer, poll_until
 from hvdtrain.errors import HvdtrainError, PeerFailureError
-from hvdtrain.polling import poll_until
 
 _ENDS = 1  # tag of messages
 # Ranks look for messages about the end ten times a second.

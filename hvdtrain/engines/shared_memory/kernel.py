@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from hvdtrain.collective import collective
-from hvdtrain.compiled.library import KernelError, find_library, open_library, report_missing
+from hvdtrain.compiled import KernelError, find_library, open_library, report_missing
 from hvdtrain.engines.communicator import Gather
 from hvdtrain.types import DType, ReduceOp
 

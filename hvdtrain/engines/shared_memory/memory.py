@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -105,7 +104,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class NodeMemory:
     """Memory of equal size of each rank of the node, mapped here while an array refers to it."""
 
-    def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
+    def __init__(self, parts: list[np.typing.NDArray[np.uint8]]) -> None:
         self.parts = parts
         self.addresses = [part.ctypes.data for part in parts]
 
@@ -118,7 +117,7 @@ class NodeArena:
         self._shared: list[NodeMemory] = []
 
     @collective
-    def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+    def empty(self, nbytes: int) -> np.typing.NDArray[np.uint8] | None:
         """Allocate memory that is reduced without a copy; None on all ranks if one has none."""
         memory = share_memory(max(1, nbytes), self._rank, self._size, self._allgather)
         if memory is None:
@@ -151,7 +150,7 @@ class NodeArena:
         offset = location & (1 << _OFFSET_BITS) - 1
         return [address + offset for address in memory.addresses]
 
-    def copies(self, buffer: Buffer) -> list[npt.NDArray[np.uint8]] | None:
+    def copies(self, buffer: Buffer) -> list[np.typing.NDArray[np.uint8]] | None:
         """Return the bytes of every rank's buffer; None for private memory."""
         location = self.location(buffer)
         if not location:
@@ -180,7 +179,7 @@ def share_memory(nbytes: int, rank: int, size: int, allgather: Gather) -> NodeMe
 
 def _share(
     nbytes: int, rank: int, allgather: Gather
-) -> tuple[list[npt.NDArray[np.uint8]] | None, str]:
+) -> tuple[list[np.typing.NDArray[np.uint8]] | None, str]:
     """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
     descriptor, failure = _reserve(nbytes)
     try:
@@ -231,7 +230,7 @@ def _reserve(nbytes: int) -> tuple[int | None, SystemFailure]:
 
 def _map_all(
     announced: Sequence[tuple[int, int]], nbytes: int, own: int
-) -> tuple[list[npt.NDArray[np.uint8]] | None, SystemFailure]:
+) -> tuple[list[np.typing.NDArray[np.uint8]] | None, SystemFailure]:
     try:
         parts = [
             _map(f"/proc/{process}/fd/{number}", nbytes, populate=rank == own)
@@ -244,7 +243,7 @@ def _map_all(
     return parts, SystemFailure()
 
 
-def _map(path: str, nbytes: int, populate: bool) -> npt.NDArray[np.uint8]:
+def _map(path: str, nbytes: int, populate: bool) -> np.typing.NDArray[np.uint8]:
     """Map a peer's memory; pages that are not populated are faulted in on first use."""
     if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
         raise FileNotFoundError(path)

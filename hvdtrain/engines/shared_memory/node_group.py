@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -118,7 +117,7 @@ class NodeMaximum(Pending):
     """A maximum that all ranks start; see NodeGroup.start_max."""
 
     def __init__(
-        self, kernel: ctypes.CDLL, team: Team, values: npt.NDArray[np.uint64], peers: Peers
+        self, kernel: ctypes.CDLL, team: Team, values: np.typing.NDArray[np.uint64], peers: Peers
     ) -> None:
         self._kernel, self._team, self._peers = kernel, team, peers
         self._numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
@@ -181,7 +180,7 @@ class NodeGroup:
         self._rank, self._size = rank, size
 
     @collective
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
+    def start_max(self, values: np.typing.NDArray[np.uint64]) -> Pending:
         self.peers.check_now_and_then()
         return NodeMaximum(self._kernel, self._state, values, self.peers)
 
@@ -234,7 +233,7 @@ class NodeGroup:
 
     def add_placed(
         self,
-        rows: npt.NDArray[np.uint64],
+        rows: np.typing.NDArray[np.uint64],
         dtype: DType,
         prescales: Sequence[float],
         postscale: float,

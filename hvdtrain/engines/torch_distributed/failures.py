@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import EngineWorld, Failures, Newcomer
+from hvdtrain.engines.communicator import EngineWorld, Failures, Newcomer, poll_until
 from hvdtrain.errors import PeerFailureError, RanksLostError, UnsupportedError
-from hvdtrain.polling import poll_until
 
 _Made = TypeVar("_Made")
 

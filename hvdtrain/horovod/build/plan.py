@@ -19,7 +19,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import TypeVar
 
-from hvdtrain.compiled.library import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library, programs
 

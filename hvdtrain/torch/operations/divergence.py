@@ -1,13 +1,15 @@
-"""A warning about parameters that are broadcast and then trained on each rank alone (all local)."""
+"""Warnings about parameters and layers that each rank trains alone by mistake (all local)."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -104,3 +106,28 @@ def in_torch_distributed() -> bool:
 
 
 monitor = _DivergenceMonitor()
+
+
+# An optimizer knows parameters and no layers, so torch tells of them as modules get them.
+_layers_of_torch: weakref.WeakSet[torch.nn.SyncBatchNorm] = weakref.WeakSet()
+
+
+def _note_layer(module: torch.nn.Module, name: str, layer: torch.nn.Module | None) -> None:
+    if isinstance(layer, torch.nn.SyncBatchNorm):
+        _layers_of_torch.add(layer)
+
+
+register_module_module_registration_hook(_note_layer)
+
+
+def warn_of_torch_layers(parameters: Iterable[torch.Tensor]) -> None:
+    """Warn once, on rank 0, of layers that synchronize under torch.distributed only."""
+    own, topology = set(map(id, parameters)), context.current().topology
+    if topology.size == 1 or topology.rank or in_torch_distributed():
+        return
+    if any(id(layer.weight) in own for layer in _layers_of_torch):
+        _layers_of_torch.clear()
+        logging.getLogger("hvdtrain").warning(
+            "torch.nn.SyncBatchNorm uses each rank's own batch, because it synchronizes under "
+            "torch.distributed only: use hvd.SyncBatchNorm, which has the same arguments and state"
+        )

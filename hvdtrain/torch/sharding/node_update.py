@@ -24,7 +24,7 @@ from hvdtrain.core.sharding.segments import Quantity
 from hvdtrain.engines.communicator import Slices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.kernel_step import STATES, TYPES, find_form, kernel_rule
+from hvdtrain.torch.kernel_step import STATES, TYPES, find_form, kernel_rule
 from hvdtrain.torch.sharding.segment_optimizer import quantities_of
 from hvdtrain.torch.sharding.state_memory import Entry, TorchStateMemory
 from hvdtrain.torch.sharding.update import OwnerUpdate, power_sum

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,20 +12,6 @@ import torch
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.devices import DeviceWish, device_index, no_gpus
-from hvdtrain.topology import Topology
-
-
-def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
-    """Make this rank's GPU the current device, or return the CPU."""
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
-        return torch.device("cpu")
-    if visible == 0:
-        raise no_gpus("torch", os.environ)
-    device = torch.device("cuda", device_index(topology, visible, wish))
-    torch.cuda.set_device(device)
-    return device
 
 
 def page_lock(memory: Elements, channel: Channel) -> None:

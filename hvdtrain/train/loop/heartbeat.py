@@ -22,7 +22,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.context import newcomer_waits
-from hvdtrain.core.membership.world import Context
+from hvdtrain.core.membership import Context
 from hvdtrain.errors import STOPPING
 from hvdtrain.types import ReduceOp
 from hvdtrain.world import OPEN_MPI, promised_world

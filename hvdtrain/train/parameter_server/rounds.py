@@ -18,9 +18,8 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.sharding.segments import Segment
-from hvdtrain.engines.communicator import Pending, PointToPoint
+from hvdtrain.engines.communicator import Pending, PointToPoint, poll_until
 from hvdtrain.errors import OneRankTrainingError, UsageError
-from hvdtrain.polling import poll_until
 from hvdtrain.train.parameter_server.protocol import (
     ANSWER,
     GRADIENT,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from hvdtrain.devices import Device, thread_share, threads_set_by_user, threads_text
+from hvdtrain.devices import (
+    Device,
+    DeviceWish,
+    device_index,
+    no_gpus,
+    thread_share,
+    threads_set_by_user,
+    threads_text,
+)
 from hvdtrain.topology import Topology
-from hvdtrain.torch.tensors.dynamo import pin_device
 from hvdtrain.train.options import TrainOptions
 
 
@@ -24,6 +32,18 @@ def select_device(topology: Topology, options: TrainOptions) -> torch.device:
     threads = thread_share(topology)
     if threads is not None:
         torch.set_num_threads(threads)
+    return device
+
+
+def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
+    """Make this rank's GPU the current device, or return the CPU."""
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
+        return torch.device("cpu")
+    if visible == 0:
+        raise no_gpus("torch", os.environ)
+    device = torch.device("cuda", device_index(topology, visible, wish))
+    torch.cuda.set_device(device)
     return device
 
 

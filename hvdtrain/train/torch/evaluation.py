@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain.advice import did_you_mean
 from hvdtrain.collective import collective
-from hvdtrain.compiled.library import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, did_you_mean
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import Microbatch

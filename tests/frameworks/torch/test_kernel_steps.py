@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from hvdtrain.core.sharding.kernel import Form, KernelStep
-from hvdtrain.torch.sharding.kernel_step import KernelSteps, kernel_rule
+from hvdtrain.torch.kernel_step import KernelSteps, kernel_rule
 
 ODD = (float("nan"), float("inf"), -0.0, 1e-42, -1e-310, 1e30)
 SHAPES = ((), (0,), (1,), (7,), (511,), (4097,), (33, 70), (4, 3, 5, 5), (200_001,))

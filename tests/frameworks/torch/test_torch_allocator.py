@@ -52,6 +52,13 @@ def test_gradients_alone_are_served_while_there_are_blocks(allocator: Allocator)
     assert arena.used == 0
 
 
+def test_spare_blocks_are_a_small_part() -> None:
+    for spare, large in ((1.0, 3), (1 / 16, 2)):
+        blocks = blocks_for([1 << 20, 1 << 20, LEAST_BYTES], spare)
+        assert blocks is not None
+        assert blocks.nbytes == (large << 20) + 2 * LEAST_BYTES
+
+
 def test_the_arena_may_end_before_its_gradients(allocator: Allocator) -> None:
     before = allocator.library.arenas
     arena, weights = open_arena(allocator), parameter()

@@ -11,7 +11,7 @@ from torch_training import Model, difference, drawn, gradients_of, own
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.communicator import Slices
-from hvdtrain.torch.sharding.kernel_step import find_form
+from hvdtrain.torch.kernel_step import find_form
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 
 MAKES: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {

@@ -13,9 +13,9 @@ from meeting_engine import EngineFault, EngineFaultError, Group, MeetingCommunic
 
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.membership.world import answer_with_zeros
+from hvdtrain.core.membership import answer_with_zeros
+from hvdtrain.engines.communicator import poll_until
 from hvdtrain.errors import ConnectionLostError, HvdtrainError, MismatchError
-from hvdtrain.polling import poll_until
 
 # In place of a section: the leave of a program that ends before its time.
 GAVE_UP = -1

@@ -9,7 +9,7 @@ import pytest
 from environments import named_python
 from ranks import packages_of
 
-from hvdtrain.compiled.library import COMPILERS
+from hvdtrain.compiled import COMPILERS
 
 
 def horovod_python() -> Path:

@@ -31,7 +31,7 @@ from hvdtrain.core.timeline.records import (
     Records,
     RecoveryTimes,
 )
-from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
+from hvdtrain.core.timeline.start_stop import Recording, begin
 from hvdtrain.engines.local import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
@@ -105,7 +105,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     gone = str(tmp_path / "gone" / "it.json")
     with pytest.raises(TimelineError, match="No such file"):
         write(gone, [pickle.dumps(times_of(Records()))], ["host"])
-    write_timeline_or_warn(LocalCommunicator(), Recording(gone, False, CLOCK, 0.0), ["host"])
+    Recording(gone, False, CLOCK, 0.0).write_or_warn(LocalCommunicator(), ["host"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hvdtrain: timeline {gone} cannot be written (No such file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -5,7 +5,6 @@ import re
 import pytest
 from paths import ROOT
 
-from hvdtrain.advice import require_version
 from hvdtrain.config import Config
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.devices import (
@@ -16,7 +15,7 @@ from hvdtrain.devices import (
     parse_gpu_map,
     require_own_devices,
 )
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, require_version
 from hvdtrain.topology import Topology
 from hvdtrain.types import DType
 

@@ -12,7 +12,7 @@ from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import allgather, alltoall, broadcast, reducescatter
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.membership.world import answer_with_zeros
+from hvdtrain.core.membership import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.streams import Mark, Streams
 from hvdtrain.types import DType, ReduceOp

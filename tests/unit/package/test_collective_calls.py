@@ -13,7 +13,6 @@ LOCAL = {
     "ObjectState.commit": "says itself that it raises together where hosts have changed",
     "StallWatch._look": "the watch has a communicator of its own, whose ranks answer in any order",
     "StallWatch.abandon": "the ranks that would answer have ended",
-    "write_timeline_or_warn": "runs where all ranks leave",
 }
 # Programs: whoever starts them starts them on all ranks that there are.
 PROGRAMS = ("hvdtrain.__main__", "hvdtrain.cli", "hvdtrain.horovod", "hvdtrain.probes")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,15 @@ except SystemExit as end:
     assert end.code == 0, end.code
 print(json.dumps(sorted(sys.modules)))
 """
+# What an import asks of the file system beyond torch's own 20,000 operations, which it does first;
+# on a cluster thousands of ranks ask at once.
+MOST_OPENS, MOST_OPERATIONS = 100, 650
+IMPORT = """
+import os, torch
+os.path.exists("/begin")
+import hvdtrain.torch
+os.path.exists("/end")
+"""
 
 
 def test_imports_point_down() -> None:
@@ -92,3 +103,17 @@ def test_it_starts_quickly(start: str) -> None:
     calls, waits = json.loads(done.stdout.splitlines()[-1])
     assert 1000 < calls < START_LIMIT_CALLS
     assert waits == []
+
+
+def test_it_asks_little_of_the_file_system(tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("no strace, which counts what is asked of the file system: apt install strace")
+    log, run = tmp_path / "log", [sys.executable, "-c", IMPORT]
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(run, env=environ, timeout=300, check=True)  # keeps compiled modules
+    trace = ["strace", "-o", str(log), "-e", "trace=%file,fstat,getdents64"]
+    subprocess.run([*trace, *run], env=environ, timeout=300, check=True)
+    asked = log.read_text().partition('"/begin"')[2].partition('"/end"')[0].splitlines()[1:-1]
+    opens = [line for line in asked if line.startswith("open")]
+    assert 50 < len(opens) <= MOST_OPENS, opens
+    assert len(opens) < len(asked) <= MOST_OPERATIONS, asked

@@ -15,7 +15,7 @@ from hvdtrain.core.agreement.lifecycle import Report
 from hvdtrain.core.agreement.operation import LEAVE, Operation, Request, Work
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.membership.world import answer_with_zeros
+from hvdtrain.core.membership import answer_with_zeros
 from hvdtrain.types import ReduceOp
 
 # A limit that only ends a hang.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -19,25 +19,23 @@ from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
 from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
 from hvdtrain.core.collectives.gathers import split
-from hvdtrain.core.collectives.ordered import OrderedCommunicator
-from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
-from hvdtrain.core.membership.recruiter import Followers, Recruiter
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
-from hvdtrain.core.timeline.recorder import FlightRecord, History, Recorder
-from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
-from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures
+from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
 from hvdtrain.errors import RanksLostError
-from hvdtrain.polling import poll_until
 from hvdtrain.topology import Topology
 from hvdtrain.types import DType, ReduceOp
+
+if TYPE_CHECKING:  # what few jobs use is imported where it is used
+    from hvdtrain.core.recruiter import Recruiter
+    from hvdtrain.core.timeline.recorder import FlightRecord, Recorder
+    from hvdtrain.core.timeline.start_stop import Recording
 
 
 def answer_with_zeros(request: Request) -> Operation:
@@ -81,8 +79,14 @@ def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operat
 def _exchange(zeros: Zeros) -> Exchange:
     """Return the exchange of a step of the other ranks."""
     if zeros.op is ReduceOp.ADASUM:
+        from hvdtrain.core.exchanges.adasum import AdasumExchange
+
         return AdasumExchange()
-    return HalfExchange.answering(zeros) if zeros.half else AllreduceExchange.answering(zeros)
+    if zeros.half:
+        from hvdtrain.core.exchanges.half import HalfExchange
+
+        return HalfExchange.answering(zeros)
+    return AllreduceExchange.answering(zeros)
 
 
 def _on_host(count: int, dtype: DType) -> Buffer:
@@ -93,6 +97,92 @@ def _on_device(communicator: Communicator, count: int, dtype: DType, device: str
     memory = Buffer.of(communicator.empty(count * dtype.itemsize, device)).view(dtype)
     memory.zero()
     return memory
+
+
+# The number of the world in which a follower was added, the members of its process set, and its
+# number among the followers with the same members.
+Key = tuple[int, tuple[int, ...], int]
+# The number of steps, and the state after them.
+Taken = tuple[int, object]
+
+
+class Follower(Protocol):
+    """An object with the same state on the ranks of a process set, which take steps together."""
+
+    steps: int  # that are complete
+
+    def interrupt(self) -> None:
+        """Drop what belongs to a step that was broken off."""
+
+    def state(self) -> object:
+        """Return a picklable copy of the state after the last step."""
+
+    def take(self, state: object) -> None:
+        """Take over the state of another rank that has completed one more step."""
+
+
+class Followers:
+    """The followers of this rank, while the program refers to them."""
+
+    def __init__(self) -> None:
+        self._followers: WeakValueDictionary[Key, Follower] = WeakValueDictionary()
+        self._counts: Counter[tuple[int, ...]] = Counter()
+        self.world = 0  # the number of those before this one
+
+    def add(self, follower: Follower, ranks: Sequence[int]) -> None:
+        """Add a follower (in the same order on all ranks of its process set)."""
+        members = tuple(ranks)
+        self._counts[members] += 1
+        self._followers[self.world, members, self._counts[members]] = follower
+
+    def clear(self) -> None:
+        """Forget all (on all ranks): the program makes others in the next world."""
+        self._followers.clear()
+
+    def interrupt(self) -> None:
+        """Interrupt all, before ranks get other numbers."""
+        for follower in list(self._followers.values()):
+            follower.interrupt()
+
+    @collective
+    def compare(self, communicator: Communicator) -> Mapping[Key, Taken]:
+        """Return the states that followers of this rank lack, for `catch_up`.
+
+        A rank may have completed a step that was broken off on another one.
+        """
+        followers = dict(self._followers)
+        own = {key: follower.steps for key, follower in followers.items()}
+        steps = communicator.gather_objects(own)
+        sources = dict[Key, int]()
+        for key in sorted(set().union(*steps)):
+            taken = [theirs.get(key, -1) for theirs in steps]
+            if any(0 <= count < max(taken) for count in taken):
+                sources[key] = taken.index(max(taken))
+        if not sources:
+            return {}
+        sent = {
+            key: (own[key], follower.state())
+            for key, follower in followers.items()
+            if sources.get(key) == communicator.rank
+        }
+        received: dict[Key, Taken] = {}
+        for states in communicator.gather_objects(sent):
+            received.update(states)
+        return {
+            key: (count, state)
+            for key, (count, state) in received.items()
+            if own.get(key, count) < count
+        }
+
+    def catch_up(self, states: Mapping[Key, Taken]) -> None:
+        """Take over the states that `compare` has returned, in a world of other ranks."""
+        for key, (steps, state) in states.items():
+            follower = self._followers.get(key)
+            if follower is not None:
+                follower.take(state)
+                follower.steps = steps
+        self.world += 1
+        self._counts.clear()
 
 
 _PERIOD_SECONDS = 0.1
@@ -216,11 +306,10 @@ class Context:
     def _track(self, channel: Channel) -> None:
         recorder = self._recorders.pop(channel, None)
         history = None if recorder is None else recorder.history
-        if self.flight is not None and history is None:
-            history = History()
-        recorder = None if history is None else Recorder(None, False, history)
+        recorder = None if self.flight is None else self.flight.recorder(history)
         if self.recording is not None:
             process_set = channel.parent or channel
+            history = None if recorder is None else recorder.history
             recorder = self.recording.recorder(channel.label, process_set.label, history)
         if recorder is not None:
             self._recorders[channel] = recorder
@@ -252,7 +341,7 @@ class Context:
         recording = self.recording
         self.record(None)
         if recording is not None:
-            write_timeline_or_warn(self.world.communicator, recording, self.topology.hostnames)
+            recording.write_or_warn(self.world.communicator, self.topology.hostnames)
         if self.failures is not None:
             self.failures.agree(True)  # a rank that ends before would seem to be lost
         for channel in channels:
@@ -311,12 +400,18 @@ def open_context(
     communicator.start_max(settings).wait()
     in_order, least, most = settings.tolist()
     config = replace(config, min_ranks=least, max_ranks=most)
-    chosen = OrderedCommunicator(communicator) if in_order else communicator
+    chosen = communicator
+    if in_order:
+        from hvdtrain.core.collectives.ordered import OrderedCommunicator
+
+        chosen = OrderedCommunicator(communicator)
     channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)
     here = Context(
         config, world.engine, world.library, topology, channel, failed, bool(in_order), failures
     )
     if config.flight_record:
+        from hvdtrain.core.timeline.recorder import FlightRecord
+
         here.flight = FlightRecord(config.flight_record, topology, world.engine)
     return here
 

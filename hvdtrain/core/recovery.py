@@ -9,8 +9,15 @@ from functools import partial
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.membership.recruiter import Followers, Key, Recruiter, Taken
-from hvdtrain.core.membership.world import Context, open_context, start_watches
+from hvdtrain.core.membership import (
+    Context,
+    Followers,
+    Key,
+    Taken,
+    open_context,
+    start_watches,
+)
+from hvdtrain.core.recruiter import Recruiter
 from hvdtrain.core.timeline.records import JoinTimes, RecoveryTimes, read_clock
 from hvdtrain.core.timeline.start_stop import Recording
 from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
