@@ -48,6 +48,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+# Of this thread; None unless functions that it calls may be compiled.
+_callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
+
+
+def is_compiling() -> bool:
+    """Return whether the caller is being compiled, or what it calls would be."""
+    return "torch._dynamo" in sys.modules and (
+        torch.compiler.is_dynamo_compiling() or _callback() is not None
+    )
+
+
 def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that torch.compile does not compile, nor what the function calls.
 
