@@ -78,10 +78,10 @@ class Channel:
         self.blocked = Stopwatch()
         self.has_thread = communicator.capabilities.concurrent
         self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
         self._left: Operation | None = None
         self._closers: list[Callable[[], None]] = []
         self.queue = queue = Queue(communicator.size, title)
+        self._counting = queue.lock
         self.waiting, self.call_listeners = queue.waiting, queue.call_listeners
         self.listen, self.unlisten = queue.listen, queue.unlisten
         self._driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
@@ -156,7 +156,10 @@ class Channel:
                 others = queue.pending or state.phase is not OPEN or state.deserted
                 if others or queue.track is not None:
                     return None
-                number = 0 if name else self.count(plan.request.operation)
+                number = 0
+                if not name:  # as `count` does it
+                    self._counts[plan.request.operation] += 1
+                    number = self._counts[plan.request.operation]
                 cast, look = steps
                 cast(plan.request.ballot, number, read := address_of(source))
                 if allocate is None:

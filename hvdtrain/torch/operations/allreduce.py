@@ -132,9 +132,12 @@ def _find(tensor: torch.Tensor, terms: tuple[Any, ...]) -> _Plan | None:
     # Of one tensor only shape and strides change. These checks release the GIL, which would wake
     # the channel's thread.
     seen = plan is not None and plan.seen() is tensor
-    if not (seen or (type(tensor) is torch.Tensor and is_plain(tensor))):
-        return None
-    if not (tensor.is_cpu and tensor.is_contiguous()):
+    if not (
+        (seen or type(tensor) is torch.Tensor)
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and (seen or is_plain(tensor))
+    ):
         return None
     if (
         plan is None
