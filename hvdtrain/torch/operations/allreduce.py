@@ -90,10 +90,12 @@ def allreduce_handle(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     in_place: bool = False,
+    plan: _Plan | None = None,
 ) -> Handle:
     """Prepare the reduction of one tensor or of a group, whose output is a list of tensors."""
     terms = (name, op, prescale_factor, postscale_factor, process_set)
-    plan = (len(tensors) == 1 and _find(tensors[0], terms)) or _make(tensors, *terms)
+    if plan is None:
+        plan = (len(tensors) == 1 and _find(tensors[0], terms)) or _make(tensors, *terms)
     monitor.exchanged += plan.elements
     sources: Tensors
     targets: Tensors
@@ -374,7 +376,7 @@ def allreduce(
     Returns:
         A tensor of the input's shape, dtype and device.
     """
-    compiling = "torch._dynamo" in modules and is_compiling()
+    plan, compiling = None, "torch._dynamo" in modules and is_compiling()
     if not compiling and average is None and compression is _NONE:
         reduction = _AVERAGE if op is None else op
         planned = (name, reduction, prescale_factor, postscale_factor, process_set)
@@ -386,12 +388,13 @@ def allreduce(
                 monitor.exchanged += plan.elements
                 return result
     terms = (name, compression, op, prescale_factor, postscale_factor, process_set)
-    return _allreduce(tensor, average, *terms)
+    return _allreduce(plan, tensor, average, *terms)
 
 
 @disable_compile
 @collective
 def _allreduce(
+    plan: _Plan | None,
     tensor: torch.Tensor,
     average: bool | None,
     name: str | None,
@@ -402,7 +405,7 @@ def _allreduce(
     op = choose_op(op, average)
     if compression is not Compression.none or getattr(tensor, "requires_grad", False):
         return run_compressed(ALLREDUCE, [tensor], compression, op, name, *rest)[0]
-    reduced: torch.Tensor = allreduce_handle((tensor,), op, name, *rest).run()[0]
+    reduced: torch.Tensor = allreduce_handle((tensor,), op, name, *rest, plan=plan).run()[0]
     return reduced
 
 
@@ -466,7 +469,7 @@ def allreduce_(
         tensor: tensor to reduce in place.
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
-    compiling = "torch._dynamo" in modules and is_compiling()
+    plan, compiling = None, "torch._dynamo" in modules and is_compiling()
     if not compiling and average is None:
         reduction = _AVERAGE if op is None else op
         plan = _find(tensor, (name, reduction, prescale_factor, postscale_factor, process_set))
@@ -478,7 +481,7 @@ def allreduce_(
             monitor.exchanged += plan.elements
             return tensor
     op, factors = choose_op(op, average), (prescale_factor, postscale_factor)
-    _allreduce_((tensor,), op, name, *factors, process_set, True)
+    _allreduce_((tensor,), op, name, *factors, process_set, True, plan)
     return tensor
 
 
