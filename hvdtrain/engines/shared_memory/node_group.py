@@ -314,6 +314,7 @@ class NodeVotedReduction:
         self._address, self._count = ctypes.addressof(self._task), 0
         self._least_shared = CHUNK_BYTES // _SMALL_PARTS // dtype.itemsize + 1
 
+    @collective
     def __call__(self, votes: bytes, pieces: Sequence[int]) -> bytes:
         if len(pieces) > 3 or self._calls is None:
             return self._group.vote_on_many(votes, pieces, *self._terms)
