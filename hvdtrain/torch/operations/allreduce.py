@@ -400,12 +400,12 @@ def _allreduce(
     name: str | None,
     compression: type[Compressor],
     op: ReduceOp | None,
-    *rest: Any,
+    *rest: *tuple[float, float, ProcessSet],
 ) -> torch.Tensor:
-    op = choose_op(op, average)
+    terms = (choose_op(op, average), name, *rest)
     if compression is not Compression.none or getattr(tensor, "requires_grad", False):
-        return run_compressed(ALLREDUCE, [tensor], compression, op, name, *rest)[0]
-    reduced: torch.Tensor = allreduce_handle((tensor,), op, name, *rest, plan=plan).run()[0]
+        return run_compressed(ALLREDUCE, [tensor], compression, *terms)[0]
+    reduced: torch.Tensor = allreduce_handle((tensor,), *terms, False, plan).run()[0]
     return reduced
 
 
