@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -103,8 +103,27 @@ class Capabilities:
 # Gathers one JSON-serializable value per rank, in rank order; tuples may arrive as lists.
 Gather: TypeAlias = Callable[[Any], list[Any]]
 
-# Takes votes and tensors, and returns maxima: see `Communicator.voted_reduction`.
-VotedReduction: TypeAlias = Callable[[bytes, Sequence[int]], bytes]
+# Calls that vote and wait. The first takes a ballot, the number of an operation without a name or
+# 0, and the address of the elements; the second one that of memory for the result, and returns
+# VOTE_DONE or what `finish` takes.
+VoteSteps: TypeAlias = tuple[Callable[[bytes, int, int], None], Callable[[int], int]]
+VOTE_DONE = 1  # as in node/task.h
+
+
+class VotedReduction(Protocol):
+    """Votes on allreduces of one type, and runs them: see `Communicator.voted_reduction`."""
+
+    @collective
+    def __call__(self, votes: bytes, pieces: Sequence[int], /) -> bytes:
+        """Vote; return b"" or the maxima."""
+
+    def steps(self, count: int) -> VoteSteps | None:
+        """Return calls that vote on one tensor, and wait for members but a moment (local)."""
+
+    @collective
+    def finish(self, verdict: int) -> bytes:
+        """Wait for the vote that such calls have begun; return b"" or the maxima."""
+
 
 # What `gather_bytes` sends first, and the number of bytes in it.
 _BLOCK_BYTES = 512

@@ -7,7 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, PointToPoint, VotedReduction, poll_until
+from hvdtrain.core.agreement.driver import HASHES
+from hvdtrain.core.agreement.operation import UNNAMED, Request
+from hvdtrain.engines.communicator import (
+    VOTE_DONE,
+    Communicator,
+    PointToPoint,
+    VotedReduction,
+    poll_until,
+)
 from hvdtrain.types import DType, ReduceOp
 
 _COUNTS = (5, 0, 700, 1, 3001)
@@ -47,6 +55,17 @@ def vote(c: Communicator, dtype: DType) -> None:
     if reduction is not None:
         for counts in ((100,), (300_001,), (0,), _COUNTS, (100,), _MORE_COUNTS):
             _vote(c, reduction, dtype, counts)
+        steps = reduction.steps(100)
+        for number in range(4) if steps else ():
+            assert steps is not None
+            many, request = _Many(c, dtype, (100,)), Request("allreduce", f"{UNNAMED}{number}")
+            if number % 2 and c.rank == c.size - 1:
+                assert reduction(request.ballot * HASHES, many.pieces) == b""
+            else:
+                steps[0](Request("allreduce").ballot, number, many.pieces[0])
+                verdict = steps[1](many.pieces[1])
+                assert verdict == VOTE_DONE or reduction.finish(verdict) == b"", number
+            many.check(True)
 
 
 def _vote(c: Communicator, reduction: VotedReduction, dtype: DType, counts: Sequence[int]) -> None:

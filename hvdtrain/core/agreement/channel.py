@@ -13,10 +13,18 @@ from weakref import WeakKeyDictionary
 
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import HASHES, Driver
-from hvdtrain.core.agreement.operation import JOIN, LEAVE, UNNAMED, Operation, Request, Work
-from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.agreement.operation import (
+    JOIN,
+    LEAVE,
+    UNNAMED,
+    Operation,
+    Repeatable,
+    Request,
+    Work,
+)
+from hvdtrain.core.agreement.queue import OPEN, Queue
 from hvdtrain.core.tuning import in_default_arithmetic
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import VOTE_DONE, Communicator
 from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.streams import HOST, Streams
 
@@ -70,10 +78,10 @@ class Channel:
         self.blocked = Stopwatch()
         self.has_thread = communicator.capabilities.concurrent
         self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
         self._left: Operation | None = None
         self._closers: list[Callable[[], None]] = []
         self.queue = queue = Queue(communicator.size, title)
+        self._counting = queue.lock
         self.waiting, self.call_listeners = queue.waiting, queue.call_listeners
         self.listen, self.unlisten = queue.listen, queue.unlisten
         self._driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
@@ -106,29 +114,17 @@ class Channel:
                 try:
                     if admitted := queue.admit(operation):
                         # The usual case: it is all that a round is about, and done by the vote.
-                        self._driver.doing, request = (operation,), operation.request
-                        highest = operation.vote((), self.communicator, request.ballot * HASHES)
-                        if not highest:
-                            with queue.lock:
-                                del queue.pending[request.key]
-                            operation.done = True
-                            if queue.track is not None:
-                                queue.track.ended(operation)
-                            return None
-                        self._driver.follow(operation, highest)
+                        self._driver.doing, ballot = (operation,), operation.request.ballot
+                        highest = operation.vote((), self.communicator, ballot * HASHES)
+                        self._conclude(operation, highest)
                 except BaseException as error:
                     self._fail(error)
                 finally:
                     self.turn.release()
                     if queue.pending or queue.listeners:
                         queue.wake_drivers()
-            try:
-                if not admitted:
-                    queue.add(operation)
-                self._drive(operation)
-            except BaseException:
-                queue.wake_drivers()  # a signal's handler may raise before this thread drives
-                raise
+            if not operation.done:
+                self._complete(operation, admitted)
             return operation.outcome()
         finally:  # as in `Stopwatch.running`, which takes longer
             queue.progressed = end = time.perf_counter()
@@ -136,6 +132,90 @@ class Channel:
             watch.seconds += end - start
             if watch.note is not None:
                 watch.note((start, end))
+
+    @collective
+    def repeat(
+        self,
+        plan: Repeatable,
+        name: str | None,
+        source: Any,
+        address_of: Callable[[Any], int],
+        allocate: Callable[[Any], Any] | None,
+    ) -> Any:
+        """Run an operation in place or in new memory, unless it must be queued.
+
+        It becomes pending only if members are late or differ. Return the result, or None.
+        """
+        queue, steps = self.queue, plan.steps
+        if steps is None or not self.turn.acquire(False):
+            return None
+        try:
+            queue.lock.acquire()  # a `with` block takes longer
+            try:
+                state = queue.state
+                others = queue.pending or state.phase is not OPEN or state.deserted
+                if others or queue.track is not None:
+                    return None
+                number = 0
+                if not name:  # as `count` does it
+                    self._counts[plan.request.operation] += 1
+                    number = self._counts[plan.request.operation]
+                cast, look = steps
+                cast(plan.request.ballot, number, read := address_of(source))
+                if allocate is None:
+                    target, written = source, read
+                else:  # meanwhile members arrive
+                    target = allocate(source)
+                    written = address_of(target)
+                verdict = look(written)
+                if verdict == VOTE_DONE:
+                    queue.progressed = time.perf_counter()
+                    return target
+                name = name or f"{UNNAMED}{number}"
+                operation = plan.operation(name, source, target, read, written)
+                operation.waiters, operation.submitted = 1, time.perf_counter()
+                queue.register(operation)
+            finally:
+                queue.lock.release()
+            self._driver.doing = (operation,)
+            with self.blocked.running():
+                self._conclude(operation, plan.finish(verdict))
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self.turn.release()
+            if queue.pending or queue.listeners:
+                queue.wake_drivers()
+        if not operation.done:
+            with self.blocked.running():
+                self._complete(operation, True)
+        operation.outcome()
+        return target
+
+    @collective
+    def _conclude(self, operation: Operation, highest: bytes) -> None:
+        """End an operation that its vote has run, or perform what follows from the maxima."""
+        queue = self.queue
+        if highest:
+            self._driver.follow(operation, highest)
+            return
+        with queue.lock:
+            del queue.pending[operation.request.key]
+        operation.done = True
+        if queue.track is not None:
+            queue.track.ended(operation)
+
+    @collective
+    def _complete(self, operation: Operation, admitted: bool) -> None:
+        """Take part in rounds until an operation has ended, which may have to be added first."""
+        try:
+            if not admitted:
+                self.queue.add(operation)
+            self._drive(operation)
+        except BaseException:
+            # A signal's handler may raise before this thread drives.
+            self.queue.wake_drivers()
+            raise
 
     @collective
     def wait(self, operation: Operation) -> Any:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from sys import byteorder
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, VoteSteps
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import DType, ReduceOp
 
@@ -64,9 +65,21 @@ class Request:
     @cached_property
     def ballot(self) -> bytes:
         """A hash of the request and the complement of the hash, 16 bytes in all."""
-        hasher = self._beginning.copy()
-        hasher.update(self.name.encode())
-        return _with_complement(hasher.digest())
+        return self._ballot_of(self.name)
+
+    def _ballot_of(self, name: str) -> bytes:
+        number = name.removeprefix(UNNAMED)
+        if number == name or not number.isdecimal() or number != str(int(number)):
+            hasher = self._beginning.copy()
+            hasher.update(name.encode())
+            return _with_complement(hasher.digest())
+        # As node/calls.h does it.
+        hashed = (self._unnumbered + int(number) * 0x9E3779B97F4A7C15) % (1 << 64)
+        return _with_complement(hashed.to_bytes(_HASH_BYTES, byteorder))
+
+    @cached_property
+    def _unnumbered(self) -> int:
+        return int.from_bytes(self._beginning.digest(), byteorder)
 
     @cached_property
     def _beginning(self) -> blake2b:
@@ -74,9 +87,6 @@ class Request:
 
     def renamed(self, name: str) -> Request:
         made = object.__new__(Request)
-        hasher = self._beginning.copy()
-        hasher.update(name.encode())
-        hashed = hasher.digest()
         # A frozen dataclass sets its attributes one by one, which takes longer.
         made.__dict__.update(
             operation=self.operation,
@@ -86,7 +96,7 @@ class Request:
             instead=self.instead,
             _beginning=self._beginning,
             key=f"{self.operation}.{name}",
-            ballot=hashed + hashed.translate(_COMPLEMENT),
+            ballot=self._ballot_of(name),
         )
         return made
 
@@ -283,3 +293,17 @@ class Work(Operation):
 
     def execute(self, communicator: Communicator) -> Any:
         return None if self._work is None else self._work(communicator)
+
+
+class Repeatable(Protocol):
+    """What operations have in common that differ in their data only."""
+
+    request: Request  # without a name if they are numbered
+    steps: VoteSteps | None
+
+    @collective
+    def finish(self, verdict: int) -> bytes:
+        """Complete what the steps have begun, as `Operation.vote` does."""
+
+    def operation(self, name: str, source: Any, target: Any, read: int, written: int) -> Operation:
+        """Return the operation that has begun on two tensors, given their addresses."""

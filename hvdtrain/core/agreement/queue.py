@@ -95,7 +95,7 @@ _LONGEST_BACK_OFF_SECONDS = 10e-3
 
 
 # Python 3.11 looks up members of an Enum in Python.
-_OPEN, _CLOSED = Phase.OPEN, Phase.CLOSED
+OPEN, _CLOSED = Phase.OPEN, Phase.CLOSED
 
 
 class Waiting:
@@ -125,7 +125,7 @@ class Queue:
         self.listeners: list[Callable[[Sequence[int]], None]] = []
         self.progressed = 0.0
         self._title = title
-        self._state = ChannelState(size)
+        self.state = ChannelState(size)
         self.pending: dict[str, Operation] = {}
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
@@ -139,7 +139,7 @@ class Queue:
 
     @property
     def closed(self) -> bool:
-        return self._state.phase is _CLOSED
+        return self.state.phase is _CLOSED
 
     @property
     def busy(self) -> bool:
@@ -156,9 +156,9 @@ class Queue:
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
                 )
-            state = self._state
-            if state.phase is not _OPEN or request is JOIN or request is LEAVE or state.deserted:
-                self._state, actions = transition(self._state, Submitted(request))
+            state = self.state
+            if state.phase is not OPEN or request is JOIN or request is LEAVE or state.deserted:
+                self.state, actions = transition(self.state, Submitted(request))
                 for action in actions:
                     assert isinstance(action, Refuse)
                     kind: type[HvdtrainError] = HvdtrainError
@@ -180,17 +180,21 @@ class Queue:
     def admit(self, operation: Operation) -> bool:
         """Add an operation and begin a round if nothing else is pending or timed (driver)."""
         with self.lock:
-            state = self._state
-            if self.pending or self.timed or state.phase is not _OPEN or state.deserted:
+            state = self.state
+            if self.pending or self.timed or state.phase is not OPEN or state.deserted:
                 return False
-            self.pending[operation.request.key] = operation
-            self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+            self.register(operation)
         return True
+
+    def register(self, operation: Operation) -> None:
+        """Make an operation pending that a vote is about (driver, with the lock)."""
+        self.pending[operation.request.key] = operation
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         """Apply an event to the state (driver, or close()); return the actions to perform."""
         with self.lock:
-            self._state, actions = transition(self._state, event)
+            self.state, actions = transition(self.state, event)
             if self.closed:
                 self._interrupt()
         return actions
@@ -206,7 +210,7 @@ class Queue:
             pending = self.pending.copy()
             requests = tuple([operation.request for operation in pending.values()])
             event = RoundBegan(requests, bool(self.listeners))
-            self._state, actions = transition(self._state, event)
+            self.state, actions = transition(self.state, event)
         return pending, actions
 
     def _note_round(self) -> None:

@@ -26,7 +26,7 @@ from hvdtrain.core.agreement.operation import (
     device_details,
     device_types,
 )
-from hvdtrain.engines.communicator import Communicator, VotedReduction
+from hvdtrain.engines.communicator import Communicator, VotedReduction, VoteSteps
 from hvdtrain.streams import HOST
 from hvdtrain.types import DType, ReduceOp
 
@@ -192,6 +192,7 @@ class AllreducePlan:
         alone = len(buffers) == 1 and on_host and op is not ReduceOp.ADASUM
         self._may_be_voted = alone or self.batch_key is not None
         self.voted: VotedReduction | None = None
+        self.steps: VoteSteps | None = None
         self.divides = op is ReduceOp.AVERAGE and self.dtype.is_integer
 
     def find_voted(self, communicator: Communicator) -> VotedReduction | None:
@@ -200,7 +201,23 @@ class AllreducePlan:
             op, factor = self.of_engine(communicator.size)
             self.voted = communicator.voted_reduction(self.dtype, op, self.prescale, factor)
             self._may_be_voted = self.voted is not None
+            if self.voted is not None and len(self.counts) == 1 and not self.divides:
+                self.steps = self.voted.steps(self.counts[0])
         return self.voted
+
+    @collective
+    def finish(self, verdict: int) -> bytes:
+        assert self.voted is not None
+        return self.voted.finish(verdict)
+
+    def operation(
+        self, name: str, source: Any, target: Any, read: int, written: int
+    ) -> PlannedAllreduce:
+        buffer = Buffer(written, self.dtype, self.counts[0], "cpu", target)
+        own = buffer
+        if source is not target:
+            own = Buffer(read, self.dtype, self.counts[0], "cpu", source)
+        return PlannedAllreduce(self, name, [own], [buffer])
 
     def of_engine(self, size: int) -> tuple[ReduceOp, float]:
         return engine_reduction(self.op, self.dtype, self.postscale, size)[:2]

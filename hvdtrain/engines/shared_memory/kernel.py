@@ -53,6 +53,7 @@ class Team(Structure):
         ("spin_nanoseconds", c_int64),
         ("staging", POINTER(c_uint64)),
         ("chunk_bytes", c_int64),
+        ("due", POINTER(c_int64)),
     )
 
 
@@ -81,13 +82,14 @@ class Task(Structure):
 class KernelCalls(Protocol):
     """The kernel as a Python module, whose functions cost less than calls through ctypes."""
 
-    def vote(
-        self, task: int, ballot: bytes, source: int, data: int, timeout_nanoseconds: int, /
-    ) -> int:
-        """Start a vote; return its verdict, or 0 after a timeout or a signal."""
+    def cast(self, task: int, ballot: bytes, number: int, source: int, /) -> None:
+        """Vote on an operation, which has a number if it has no name."""
+
+    def look(self, task: int, data: int, /) -> int:
+        """Return the verdict, or 0 if peers are not there in a moment, or should be checked."""
 
     def resume(self, task: int, timeout_nanoseconds: int, /) -> int:
-        """Continue a vote that has returned 0."""
+        """Continue a vote that has returned 0; return 0 again after a timeout or a signal."""
 
 
 def load_kernel() -> ctypes.CDLL | None:

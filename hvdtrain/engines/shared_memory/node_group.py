@@ -10,12 +10,13 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Gather, Pending
+from hvdtrain.engines.communicator import VOTE_DONE, Gather, Pending, VoteSteps
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import (
     NodeArena,
@@ -74,8 +75,8 @@ class Peers:
         check_seconds: float,
     ) -> None:
         self._size, self._check_launcher = size, check_launcher
-        self._check_seconds, self.due = check_seconds, time.monotonic() + check_seconds
         self.check_nanoseconds = int(check_seconds * 1e9)
+        self.due = ctypes.c_int64(time.monotonic_ns() + self.check_nanoseconds)
         self._numbers: dict[int, int] = {}
         self._processes: list[int] = []
         self._poll = select.poll()
@@ -91,12 +92,12 @@ class Peers:
 
     def check_now_and_then(self) -> None:
         """Check as `check` does, unless that was done a moment ago."""
-        if time.monotonic() > self.due:
+        if time.monotonic_ns() > self.due.value:
             self.check()
 
     def check(self) -> None:
         """Check that the launcher and the processes of all peers are running."""
-        self.due = time.monotonic() + self._check_seconds
+        self.due.value = time.monotonic_ns() + self.check_nanoseconds
         self._check_launcher()
         for descriptor, _ in self._poll.poll(0):
             raise ConnectionLostError(
@@ -175,6 +176,7 @@ class NodeGroup:
             spin_nanoseconds=spin_nanoseconds,
             staging=self._staging,
             chunk_bytes=CHUNK_BYTES,
+            due=ctypes.pointer(peers.due),
         )
         self._task = Task(team=ctypes.pointer(self._state))
         self._rank, self._size = rank, size
@@ -212,7 +214,7 @@ class NodeGroup:
         task.location = 0
         self._describe(dtype, op, prescale, postscale)
         task.ballot = type(task.ballot).from_buffer_copy(votes)
-        done = self._finish(self._kernel.hvd_vote) == _DONE
+        done = self._finish(self._kernel.hvd_vote) == VOTE_DONE
         return b"" if done else bytes(task.ballot)
 
     @collective
@@ -299,10 +301,6 @@ class NodeGroup:
         self.arena.close()
 
 
-# As in node/task.h.
-_DONE = 1
-
-
 class NodeVotedReduction:
     """An allreduce in the slots and staging areas of a node group."""
 
@@ -315,22 +313,30 @@ class NodeVotedReduction:
         self._address, self._count = ctypes.addressof(self._task), 0
         self._least_shared = CHUNK_BYTES // _SMALL_PARTS // dtype.itemsize + 1
 
+    @collective
     def __call__(self, votes: bytes, pieces: Sequence[int]) -> bytes:
         if len(pieces) > 3 or self._calls is None:
             return self._group.vote_on_many(votes, pieces, *self._terms)
-        peers, task = self._group.peers, self._task
-        if time.monotonic() > peers.due:
-            peers.check()
         source, target, count = pieces
         if count != self._count or count >= self._least_shared:
-            task.count = self._count = count
+            self._task.count = self._count = count
             self._locate(source, target)
-        nanoseconds = peers.check_nanoseconds
-        verdict = self._calls.vote(self._address, votes[:16], source, target, nanoseconds)
-        while not verdict:
-            peers.check()
-            verdict = self._calls.resume(self._address, nanoseconds)
-        return b"" if verdict == _DONE else bytes(task.ballot)
+        self._calls.cast(self._address, votes[:16], 0, source)
+        return self.finish(self._calls.look(self._address, target))
+
+    def steps(self, count: int) -> VoteSteps | None:
+        if self._calls is None or count >= self._least_shared:
+            return None
+        self._task.count = self._count = count
+        return partial(self._calls.cast, self._address), partial(self._calls.look, self._address)
+
+    @collective
+    def finish(self, verdict: int) -> bytes:
+        calls, peers = self._calls, self._group.peers
+        while not verdict and calls is not None:
+            peers.check_now_and_then()
+            verdict = calls.resume(self._address, peers.check_nanoseconds)
+        return b"" if verdict == VOTE_DONE else bytes(self._task.ballot)
 
     def _locate(self, source: int, target: int) -> None:
         arena, shared = self._group.arena, self._count >= self._least_shared

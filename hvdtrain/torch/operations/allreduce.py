@@ -17,8 +17,9 @@ are differentiable again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from sys import modules
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
-from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.dynamo import disable_compile, is_compiling
 from hvdtrain.torch.tensors.routes import (
     Route,
     as_buffer,
@@ -57,6 +58,7 @@ from hvdtrain.torch.tensors.routes import (
 from hvdtrain.types import ReduceOp
 
 _AVERAGE = ReduceOp.AVERAGE  # Python 3.11 looks up members of an Enum in Python
+_NONE, _data_ptr = Compression.none, torch.Tensor.data_ptr
 
 
 @dataclass(slots=True)
@@ -76,7 +78,8 @@ class _Plan:
     terms: tuple[Any, ...] = ()
     dtype: torch.dtype | None = None
     shape: torch.Size | None = None
-    seen: weakref.ref[torch.Tensor] | None = None
+    seen: Callable[[], object] = object
+    repeats: AllreducePlan | None = None  # the reduction, if it is of the tensor itself
 
 
 def allreduce_handle(
@@ -87,10 +90,12 @@ def allreduce_handle(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     in_place: bool = False,
+    plan: _Plan | None = None,
 ) -> Handle:
     """Prepare the reduction of one tensor or of a group, whose output is a list of tensors."""
     terms = (name, op, prescale_factor, postscale_factor, process_set)
-    plan = _find(tensors, terms) or _make(tensors, *terms)
+    if plan is None:
+        plan = (len(tensors) == 1 and _find(tensors[0], terms)) or _make(tensors, *terms)
     monitor.exchanged += plan.elements
     sources: Tensors
     targets: Tensors
@@ -110,7 +115,7 @@ def allreduce_handle(
         name = channel.name("allreduce", name)
     reduction = plan.reduction or _check(plan, terms, name, tensors, targets)
     if plan.on_host:
-        operation = PlannedAllreduce(reduction, name, sources, targets, torch.Tensor.data_ptr)
+        operation = PlannedAllreduce(reduction, name, sources, targets, _data_ptr)
     else:
         operation = PlannedAllreduce(reduction, name, *_buffers(plan, sources, targets))
     handle = Handle(channel, operation, None, tensors if in_place else targets)
@@ -120,17 +125,22 @@ def allreduce_handle(
     return handle if plan.on_host else order(handle, plan.routes)
 
 
-def _find(tensors: Tensors, terms: tuple[Any, ...]) -> _Plan | None:
-    """Return what was planned for such a call; only for one tensor that needs no preparation."""
-    tensor, name = tensors[0] if len(tensors) == 1 else None, terms[0]
-    if not (
-        type(tensor) is torch.Tensor
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and (name is None or type(name) is str)
-    ):
+def _find(tensor: torch.Tensor, terms: tuple[Any, ...]) -> _Plan | None:
+    """Return what was planned for such a call; only for a tensor that needs no preparation."""
+    name = terms[0]
+    if name is not None and type(name) is not str:
         return None
     plan: _Plan | None = PLANS.get(name)  # the last one of this name, usually the right one
+    # Of one tensor only shape and strides change. These checks release the GIL, which would wake
+    # the channel's thread.
+    seen = plan is not None and plan.seen() is tensor
+    if not (
+        (seen or type(tensor) is torch.Tensor)
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and (seen or is_plain(tensor))
+    ):
+        return None
     if (
         plan is None
         or plan.dtype is not tensor.dtype
@@ -142,11 +152,8 @@ def _find(tensors: Tensors, terms: tuple[Any, ...]) -> _Plan | None:
         if plan is None:
             return None
         keep_plan(plan, plan.channel, name)
-    # Of one tensor only shape and strides change. These checks release the GIL, which would wake
-    # the channel's thread.
-    if plan.seen is None or plan.seen() is not tensor:
-        if not is_plain(tensor):
-            return None
+        seen = False
+    if not seen:
         plan.seen = weakref.ref(tensor)
     return plan
 
@@ -200,6 +207,8 @@ def _check(
     ):
         plan.terms, plan.dtype, plan.shape = terms, tensor.dtype, tensor.shape
         plan.seen = weakref.ref(tensor)
+        if not plan.copies and plan.reduction.request.name == (name or ""):
+            plan.repeats = plan.reduction
         keep_plan(plan, plan.channel, name, (terms, tensor.dtype, tensor.shape))
     return plan.reduction
 
@@ -339,7 +348,6 @@ def grouped_allreduce_(
     return tuple(handle.run())
 
 
-@disable_compile
 @collective
 def allreduce(
     tensor: torch.Tensor,
@@ -368,12 +376,36 @@ def allreduce(
     Returns:
         A tensor of the input's shape, dtype and device.
     """
-    op = _AVERAGE if op is None and average is None else choose_op(op, average)
+    plan, compiling = None, "torch._dynamo" in modules and is_compiling()
+    if not compiling and average is None and compression is _NONE:
+        reduction = _AVERAGE if op is None else op
+        planned = (name, reduction, prescale_factor, postscale_factor, process_set)
+        plan = _find(tensor, planned)
+        if plan is not None and plan.repeats is not None and not tensor.requires_grad:
+            result: torch.Tensor | None
+            result = plan.channel.repeat(plan.repeats, name, tensor, _data_ptr, torch.empty_like)
+            if result is not None:
+                monitor.exchanged += plan.elements
+                return result
+    terms = (name, compression, op, prescale_factor, postscale_factor, process_set)
+    return _allreduce(plan, tensor, average, *terms)
+
+
+@disable_compile
+@collective
+def _allreduce(
+    plan: _Plan | None,
+    tensor: torch.Tensor,
+    average: bool | None,
+    name: str | None,
+    compression: type[Compressor],
+    op: ReduceOp | None,
+    *rest: *tuple[float, float, ProcessSet],
+) -> torch.Tensor:
+    terms = (choose_op(op, average), name, *rest)
     if compression is not Compression.none or getattr(tensor, "requires_grad", False):
-        arguments = (op, name, prescale_factor, postscale_factor, process_set)
-        return run_compressed(ALLREDUCE, [tensor], compression, *arguments)[0]
-    handle = allreduce_handle((tensor,), op, name, prescale_factor, postscale_factor, process_set)
-    reduced: torch.Tensor = handle.run()[0]
+        return run_compressed(ALLREDUCE, [tensor], compression, *terms)[0]
+    reduced: torch.Tensor = allreduce_handle((tensor,), *terms, False, plan).run()[0]
     return reduced
 
 
@@ -421,7 +453,6 @@ def allreduce_async_(
     return allreduce_handle([tensor], op, name, *factors, process_set, True).first().start()
 
 
-@disable_compile
 @collective
 def allreduce_(
     tensor: torch.Tensor,
@@ -438,7 +469,23 @@ def allreduce_(
         tensor: tensor to reduce in place.
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
-    op = choose_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    allreduce_handle((tensor,), op, name, *factors, process_set, True).run()
+    plan, compiling = None, "torch._dynamo" in modules and is_compiling()
+    if not compiling and average is None:
+        reduction = _AVERAGE if op is None else op
+        plan = _find(tensor, (name, reduction, prescale_factor, postscale_factor, process_set))
+        if (
+            plan is not None
+            and plan.repeats is not None
+            and plan.channel.repeat(plan.repeats, name, tensor, _data_ptr, None) is not None
+        ):
+            monitor.exchanged += plan.elements
+            return tensor
+    op, factors = choose_op(op, average), (prescale_factor, postscale_factor)
+    _allreduce_((tensor,), op, name, *factors, process_set, True, plan)
     return tensor
+
+
+@disable_compile
+@collective
+def _allreduce_(*arguments: Any) -> None:
+    allreduce_handle(*arguments).run()

@@ -33,6 +33,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+# Of this thread; None unless functions that it calls may be compiled.
+_callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
+
+
+def is_compiling() -> bool:
+    """Return whether the caller is being compiled, or what it calls would be."""
+    return torch.compiler.is_dynamo_compiling() or _callback() is not None
+
+
 def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that torch.compile does not compile, nor what the function calls.
 
@@ -42,7 +51,7 @@ def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
     disabled, modules = torch._disable_dynamo(function), sys.modules
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" in modules:
+        if "torch._dynamo" in modules and is_compiling():
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 

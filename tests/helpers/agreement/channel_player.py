@@ -7,12 +7,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from channel_program import NEVER, Act, Made, Planned, Program, Value, make
 from meeting_engine import EngineFault, EngineFaultError, Group, MeetingCommunicator
 
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.collectives.allreduce import PlannedAllreduce
 from hvdtrain.core.membership import answer_with_zeros
 from hvdtrain.engines.communicator import poll_until
 from hvdtrain.errors import ConnectionLostError, HvdtrainError, MismatchError
@@ -188,7 +191,18 @@ class Player:
     def _run(self, planned: Planned) -> None:
         made = self._make(planned)
         self.record.submitted.add(planned.number)
-        self._note_result(planned, lambda: self._channel.run(made.operation))
+        self._note_result(planned, lambda: self._run_or_repeat(made.operation))
+
+    def _run_or_repeat(self, operation: Operation) -> object:
+        if isinstance(operation, PlannedAllreduce) and self._chance.random() < 0.5:
+            plan, name = operation.plan, operation.request.name
+            plan.find_voted(self._channel.communicator)
+            begun = SimpleNamespace(request=plan.request, steps=plan.steps, finish=plan.finish)
+            begun.operation = lambda *_: operation
+            terms: Any = (name, 0, operation.pieces().__getitem__, lambda _: 1)
+            if plan.request.name and self._channel.repeat(begun, *terms) is not None:
+                return operation.outcome()
+        return self._channel.run(operation)
 
     def _wait(self, planned: Planned) -> None:
         number = planned.number

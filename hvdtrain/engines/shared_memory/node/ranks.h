@@ -41,6 +41,7 @@ typedef struct {
     int64_t spin_nanoseconds; /* time to spin on a flag before sleeping */
     char **staging;           /* of each rank, as mapped by this process */
     int64_t chunk_bytes;      /* size of a chunk staged in one turn */
+    const int64_t *due;       /* when to look whether all peers are alive, in nanoseconds */
 } team_t;
 
 int64_t hvd_slot_bytes(void) { return sizeof(slot_t); }
