@@ -93,13 +93,20 @@ def command(print_config: bool, **given: Any) -> None:
         if promised is None or promised.rank == 0:
             click.echo(config_text(asked), nl=False)
         return
-    # It would end a rank that does not handle it yet, or no longer: train() unblocks it, and then
-    # restores what it was. Linux keeps one that is blocked although it is ignored.
+    hold_stop_signal()
+    from hvdtrain.train.session import find, train
+
+    (find if asked.find_lr or asked.find_batch_size else train)(asked)
+
+
+def hold_stop_signal() -> None:
+    """Keep SIGUSR1 from ending a rank that does not handle it yet, or no longer.
+
+    StopSignals unblocks it, and then restores what it was. Linux keeps one that is blocked although
+    it is ignored.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    from hvdtrain.train.session import train
-
-    train(asked)
 
 
 def refuse_wrong_options(words: Sequence[str]) -> None:
