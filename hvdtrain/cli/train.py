@@ -26,7 +26,7 @@ OF_CONFIGURATION = {
 }
 
 
-class _GroupedCommand(click.Command):
+class GroupedCommand(click.Command):
     """A command that lists its options by topic."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ class _GroupedCommand(click.Command):
                 formatter.write_dl(lines)
 
 
-def _with_options(function: F) -> F:
+def with_train_options(function: F) -> F:
     """Add all options of a run to a command; None means that the user has not given one."""
     for option in reversed(OPTIONS):
         function = _parameter(option)(function)
@@ -81,8 +81,8 @@ train my_recipe.py --set width=64.
 """
 
 
-@click.command(cls=_GroupedCommand, help=_HELP)
-@_with_options
+@click.command(cls=GroupedCommand, help=_HELP)
+@with_train_options
 @click.option("--config", type=Path, metavar="FILE", help=OF_CONFIGURATION["--config"])
 @click.option("--print-config", is_flag=True, help=OF_CONFIGURATION["--print-config"])
 def command(print_config: bool, **given: Any) -> None:

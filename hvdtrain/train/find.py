@@ -59,7 +59,7 @@ class FoundBatchSize:
     limit: str
 
 
-class _NothingToResume(StateLoader):
+class NothingToResume(StateLoader):
     """Starts from the beginning, and has no directory."""
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
@@ -78,7 +78,7 @@ def run_range_test(
     options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
 ) -> FoundLr:
     """Take steps with growing learning rates until the loss diverges."""
-    setup = set_up(options, make_recipe, _NothingToResume(options))
+    setup = set_up(options, make_recipe, NothingToResume(options))
     plan, state, total = setup.step_plan, setup.loop.state, options.find_lr or 0
     before = state.snapshot().content()
     losses: list[float] = []
@@ -170,7 +170,7 @@ def run_batch_sizes(
     size = first = options.batch_size or BATCH_SIZE
     # Nothing is learned, so that nothing diverges.
     tried = replace(options, lr=options.base_lr / 1000, lr_scaling="none")
-    setup = set_up(tried, make_recipe, _NothingToResume(options))
+    setup = set_up(tried, make_recipe, NothingToResume(options))
     loop, steps, topology = setup.loop, options.find_batch_size or 0, setup.world.topology
     on_gpu = any("cuda" in device for device in setup.devices)
     before = loop.state.snapshot().content()

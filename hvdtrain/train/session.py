@@ -6,6 +6,7 @@ import inspect
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -147,10 +148,15 @@ def train(
     options: TrainOptions,
     make_recipe: RecipeFactory | None = None,
     callbacks: Sequence[Any] = (),
+    noted: StopSignals | None = None,
 ) -> Summary | None:
-    """Train a recipe and write its results (collective; initializes hvdtrain)."""
+    """Train a recipe and write its results (collective; initializes hvdtrain).
+
+    Args:
+        noted: signals that a caller notes, before and after this run, too.
+    """
     options = announced(options if options.dry_run is None else options.without_traces())
-    with StopSignals() as signals:
+    with StopSignals() if noted is None else nullcontext(noted) as signals:
         session = _Session(options, make_recipe, signals, callbacks)
         try:
             summary = session.train()
