@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -152,6 +152,7 @@ class _Study:
     def __init__(self, asked: Sweep, directory: Path, maximizes: bool) -> None:
         try:
             import optuna
+            import optuna.storages.journal
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"{error.name} is not installed, which proposes the trials of a sweep: pip install "
@@ -160,14 +161,12 @@ class _Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._asked, self._directory = optuna, asked, directory
         self._storage = masked(asked.storage or str(directory / STUDY))
-        direction = "maximize" if maximizes else "minimize"
+        direction: Literal["maximize", "minimize"] = "maximize" if maximizes else "minimize"
         with _optuna_errors(self._storage):
             storage: Any = asked.storage
             if storage is None:
-                backends = optuna.storages.journal
-                storage = optuna.storages.JournalStorage(
-                    backends.JournalFileBackend(str(directory / STUDY))
-                )
+                backend = optuna.storages.journal.JournalFileBackend(str(directory / STUDY))
+                storage = optuna.storages.JournalStorage(backend)
             self._study = optuna.create_study(
                 storage=storage,
                 study_name=directory.name,
