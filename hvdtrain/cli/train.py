@@ -26,7 +26,7 @@ OF_CONFIGURATION = {
 }
 
 
-class _GroupedCommand(click.Command):
+class GroupedCommand(click.Command):
     """A command that lists its options by topic."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ class _GroupedCommand(click.Command):
                 formatter.write_dl(lines)
 
 
-def _with_options(function: F) -> F:
+def with_train_options(function: F) -> F:
     """Add all options of a run to a command; None means that the user has not given one."""
     for option in reversed(OPTIONS):
         function = _parameter(option)(function)
@@ -81,8 +81,8 @@ train my_recipe.py --set width=64.
 """
 
 
-@click.command(cls=_GroupedCommand, help=_HELP)
-@_with_options
+@click.command(cls=GroupedCommand, help=_HELP)
+@with_train_options
 @click.option("--config", type=Path, metavar="FILE", help=OF_CONFIGURATION["--config"])
 @click.option("--print-config", is_flag=True, help=OF_CONFIGURATION["--print-config"])
 def command(print_config: bool, **given: Any) -> None:
@@ -93,13 +93,20 @@ def command(print_config: bool, **given: Any) -> None:
         if promised is None or promised.rank == 0:
             click.echo(config_text(asked), nl=False)
         return
-    # It would end a rank that does not handle it yet, or no longer: train() unblocks it, and then
-    # restores what it was. Linux keeps one that is blocked although it is ignored.
+    hold_stop_signal()
+    from hvdtrain.train.session import find, train
+
+    (find if asked.find_lr or asked.find_batch_size else train)(asked)
+
+
+def hold_stop_signal() -> None:
+    """Keep SIGUSR1 from ending a rank that does not handle it yet, or no longer.
+
+    StopSignals unblocks it, and then restores what it was. Linux keeps one that is blocked although
+    it is ignored.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    from hvdtrain.train.session import train
-
-    train(asked)
 
 
 def refuse_wrong_options(words: Sequence[str]) -> None:

@@ -7,15 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hvdtrain.train.callbacks import Callback, CallbackState
+    from hvdtrain.train.find import FoundBatchSize, FoundLr
     from hvdtrain.train.recipe import Recipe
-    from hvdtrain.train.session import fit
+    from hvdtrain.train.session import find_batch_size, find_lr, fit
 
-__all__ = ["Callback", "CallbackState", "Recipe", "fit"]
+__all__ = [
+    "Callback",
+    "CallbackState",
+    "FoundBatchSize",
+    "FoundLr",
+    "Recipe",
+    "find_batch_size",
+    "find_lr",
+    "fit",
+]
 
 _MODULES = {
     "Callback": "callbacks",
     "CallbackState": "callbacks",
+    "FoundBatchSize": "find",
+    "FoundLr": "find",
     "Recipe": "recipe",
+    "find_batch_size": "session",
+    "find_lr": "session",
     "fit": "session",
 }
 

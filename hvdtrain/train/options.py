@@ -162,6 +162,20 @@ class TrainOptions:
         metavar="N",
         check=at_least(1),
     )
+    find_lr: int | None = option(
+        None,
+        "Instead of training, print which --lr to take: the rate grows in so many steps, such as "
+        "100, until the loss diverges.",
+        metavar="N",
+        check=at_least(10),
+    )
+    find_batch_size: int | None = option(
+        None,
+        "Instead of training, print which --batch-size to take: so many steps, such as 10, with "
+        "each of growing sizes, from --batch-size on.",
+        metavar="N",
+        check=at_least(1),
+    )
     seed: int = option(
         0,
         "Seed of the initial weights, the order of samples and all other randomness.",
@@ -390,7 +404,7 @@ class TrainOptions:
         return self.recipe if path is None else path.stem
 
     def without_traces(self) -> TrainOptions:
-        """Return the options of a --dry-run: one epoch, and nothing of another run."""
+        """Return the options of a try: one epoch, and nothing of another run."""
         return replace(self, epochs=1, resume="never", out=None)
 
     def with_absolute_paths(self) -> TrainOptions:
@@ -443,9 +457,12 @@ class TrainOptions:
         server = self.parameter_server
         if self.virtual_shards is not None or (server is not None and server.is_async):
             return self.base_lr
-        workers = self.worker_count(size)
-        factors = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}
-        return self.base_lr * factors[self.lr_scaling]
+        return self.base_lr * self.scaling(self.worker_count(size))
+
+    def scaling(self, times: float) -> float:
+        """Return the factor of the learning rate for so many times the samples per step."""
+        factors = {"linear": float(times), "sqrt": math.sqrt(times), "none": 1.0}
+        return factors[self.lr_scaling]
 
     @property
     def used_weight_decay(self) -> float:
@@ -471,6 +488,8 @@ OPTIONS = declared(TrainOptions)
 # What options are called elsewhere, by their key here.
 _NAMES_ELSEWHERE = {
     "lr": ("learning-rate", "base-lr"),
+    "find-lr": ("find-learning-rate", "lr-find", "auto-lr-find"),
+    "find-batch-size": ("auto-scale-batch-size", "scale-batch-size"),
     "epochs": ("epoch", "num-epochs", "max-epochs"),
     "batch-size": ("batch", "bs", "batchsize"),
     "out": ("output", "output-dir", "checkpoint-dir"),
@@ -512,6 +531,8 @@ _NO_WEIGHTS: _Refusals = (
     ("ema", (), "ranks have different weights between two exchanges: leave one out"),
 )
 _NO_SERVER: _Refusals = (
+    ("find_lr", (), "its workers do not step together"),
+    ("find_batch_size", (), "its workers do not step together"),
     ("exchange", (), "workers push whole gradients"),
     ("optimizer", ("lars", "lamb"), "servers hold parts of layers, and cannot compute their norms"),
     ("clip_norm", (), "no rank has the whole reduced gradient"),
@@ -619,8 +640,14 @@ def _check_task(options: TrainOptions) -> None:
 
 
 def _check_data(options: TrainOptions) -> None:
-    if options.batch_size is not None and options.global_batch_size is not None:
-        raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
+    for names in (
+        ("batch_size", "global_batch_size"),
+        ("find_batch_size", "global_batch_size"),
+        ("find_batch_size", "find_lr", "dry_run"),
+    ):
+        given = [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other: give one")
     if options.virtual_shards is None:
         return
     if options.divide_epochs:

@@ -23,6 +23,7 @@ from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
 from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.find import FoundBatchSize, FoundLr, run_batch_sizes, run_range_test
 from hvdtrain.train.loop.gather import call_everywhere, code_of_recipe
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.protocol import TrainingState
@@ -84,14 +85,53 @@ def fit(
         TrainingError: weights differ between ranks, or a loss or gradient is not finite.
         KeyboardInterrupt: Ctrl-C has stopped the run, which is saved.
     """
+    asked, make_recipe = _asked(recipe, options)
+    if asked.find_lr or asked.find_batch_size:
+        raise UsageError("find_lr and find_batch_size are functions beside fit: call these")
+    return train(asked, make_recipe, callbacks)
+
+
+@collective
+def find_lr(
+    recipe: str | Path | Callable[..., Recipe], steps: int = 100, **options: Any
+) -> FoundLr:
+    """Return what `train --find-lr STEPS` finds (collective); arguments as of `fit`.
+
+    Raises:
+        TrainingError: the loss did not fall, or a signal has stopped the steps.
+    """
+    asked, make_recipe = _asked(recipe, {**options, "find_lr": steps})
+    found: FoundLr = find(asked, make_recipe)
+    return found
+
+
+@collective
+def find_batch_size(
+    recipe: str | Path | Callable[..., Recipe], steps: int = 10, **options: Any
+) -> FoundBatchSize:
+    """Return what `train --find-batch-size STEPS` finds (collective); arguments as of `fit`.
+
+    Raises:
+        TrainingError: the first size does not fit, or a signal has stopped the steps.
+    """
+    asked, make_recipe = _asked(recipe, {**options, "find_batch_size": steps})
+    found: FoundBatchSize = find(asked, make_recipe)
+    return found
+
+
+def _asked(
+    recipe: str | Path | Callable[..., Recipe], given: dict[str, Any]
+) -> tuple[TrainOptions, RecipeFactory | None]:
+    """Return the options of a function like `fit`, and what makes its recipe."""
+    options = {**given}
     for name in ("out", "data_dir"):
         if isinstance(options.get(name), str):
             options[name] = Path(options[name])
     if not callable(recipe):
-        return train(TrainOptions(recipe=str(recipe), **options), callbacks=callbacks)
+        return TrainOptions(recipe=str(recipe), **options), None
     asked = TrainOptions(recipe=_location(recipe), **options)
     data_dir = {} if asked.data_dir is None else {"data_dir": asked.data_dir}
-    return train(asked, partial(recipe, **asked.set, **data_dir), callbacks)
+    return asked, partial(recipe, **asked.set, **data_dir)
 
 
 def _location(function: Callable[..., Recipe]) -> str:
@@ -109,10 +149,15 @@ def train(
     options: TrainOptions,
     make_recipe: RecipeFactory | None = None,
     callbacks: Sequence[Any] = (),
+    noted: StopSignals | None = None,
 ) -> Summary | None:
-    """Train a recipe and write its results (collective; initializes hvdtrain)."""
+    """Train a recipe and write its results (collective; initializes hvdtrain).
+
+    Args:
+        noted: signals that a caller notes, before and after this run, too.
+    """
     options = announced(options if options.dry_run is None else options.without_traces())
-    with StopSignals() as signals:
+    with StopSignals() if noted is None else nullcontext(noted) as signals:
         session = _Session(options, make_recipe, signals, callbacks)
         try:
             summary = session.train()
@@ -121,6 +166,19 @@ def train(
     if signals.interrupted and summary is None:  # the run is saved, and has stopped
         raise KeyboardInterrupt
     return summary
+
+
+@collective
+def find(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Any:
+    """Do what --find-lr or --find-batch-size asks for, and leave nothing (collective)."""
+    run = run_range_test if options.find_lr else run_batch_sizes
+    with StopSignals() as signals:
+        try:
+            return run(options.without_traces(), make_recipe, signals)
+        except TrainingError:
+            if signals.interrupted:
+                raise KeyboardInterrupt from None
+            raise
 
 
 class _Session:

@@ -17,7 +17,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 
 # Subcommands that ranks run.
-OF_RANKS = ("train", "evaluate", "predict", "script")
+OF_RANKS = ("train", "evaluate", "predict", "script", "sweep")
 
 
 def is_script(arguments: Sequence[str]) -> bool:

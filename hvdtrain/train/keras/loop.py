@@ -179,9 +179,6 @@ class KerasLoop(TrainingLoop):
         }
         self.test_metrics = self.metrics
         self.state = KerasTrainingState(self._model, self._optimizer)
-        # Samples in each batch of this rank, padding included.
-        workers = options.worker_count(step_plan.topology.size)
-        self._rows = -(-step_plan.global_batch_size // workers)
         self.gradient_bytes = sum(
             int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
             for variable in self._model.trainable_variables
@@ -205,6 +202,12 @@ class KerasLoop(TrainingLoop):
     def lr(self) -> float:
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
+
+    @property
+    def _rows(self) -> int:
+        """Samples in each batch of this rank, padding included."""
+        plan = self._step_plan
+        return -(-plan.global_batch_size // plan.options.worker_count(plan.topology.size))
 
     def own_loss(self) -> float:
         return math.nan if self._steps is None else self._steps.loss

@@ -207,6 +207,17 @@ class TrainingLoop(ABC):
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         """Train on the samples that are left of an epoch."""
 
+    def use_step_plan(self, step_plan: StepPlan) -> None:
+        """Train by another plan from the next epoch on."""
+        self._step_plan = step_plan
+
+    def fits(self, epoch: int) -> bool:
+        """Return whether this rank has the memory for the first step of an epoch, if it can tell.
+
+        It communicates only where the model does.
+        """
+        return True
+
     @collective
     @abstractmethod
     def evaluate(self) -> Values:

@@ -46,6 +46,10 @@ def note_samples(epoch: int, done: int, own: Indices) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+# Of --find-lr, in rates for one rank: the same on any number of ranks.
+_FIRST_RATE, _LAST_RATE = 0.01, 1000.0
+
+
 @dataclass(frozen=True)
 class Microbatch:
     """Samples of this rank that go through the model together, and whether they count."""
@@ -87,8 +91,8 @@ class StepPlan:
 
     @cached_property
     def steps(self) -> int:
-        """Number of steps of all epochs."""
-        return self.steps_per_epoch * self.epochs
+        """Number of steps of all epochs, or of --find-lr."""
+        return self.options.find_lr or self.steps_per_epoch * self.epochs
 
     @cached_property
     def target_lr(self) -> float:
@@ -121,7 +125,12 @@ class StepPlan:
 
         Milestones are epochs of the run, so a warm-up does not move them. If the warm-up is as long
         as the run, nothing decays.
+
+        With --find-lr it grows by a factor from step to step: Smith, arXiv:1506.01186.
         """
+        if self.options.find_lr is not None:
+            growth = (_LAST_RATE / _FIRST_RATE) ** (1 / (self.options.find_lr - 1))
+            return float(self.options.base_lr * _FIRST_RATE * growth**step)
         options, base, target = self.options, self.options.base_lr, self.target_lr
         epochs_done = (step + 1) / self.steps_per_epoch
         warmup = options.warmup_epochs if target != base else 0.0

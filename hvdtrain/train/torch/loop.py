@@ -108,11 +108,7 @@ class TorchLoop(TrainingLoop):
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         self._model.train()
         if self._position != (epoch, done):
-            steps = (
-                Step(number, batch, self._step_plan.microbatches(batch, self._normalizes))
-                for number, batch in self._step_plan.batches(epoch, done)
-            )
-            self._feed = self._train.batches(steps, epoch)
+            self._feed = self._batches(epoch, done)
         for step, batches in self._feed:
             self._set_rate(self._optimizer, step.number)
             note_samples(epoch, done, step.own)
@@ -124,6 +120,27 @@ class TorchLoop(TrainingLoop):
         if self._exchanges_weights:
             self._non_finite.report_left_out(self._step_number)
         return self._sums.reduce()
+
+    def _batches(self, epoch: int, done: int) -> Iterator[tuple[Step, list[Batch]]]:
+        steps = (
+            Step(number, batch, self._step_plan.microbatches(batch, self._normalizes))
+            for number, batch in self._step_plan.batches(epoch, done)
+        )
+        return self._train.batches(steps, epoch)
+
+    def fits(self, epoch: int) -> bool:
+        self._model.train()
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        try:
+            step, batches = next(self._batches(epoch, 0))
+            for batch in batches:
+                loss = self._loss(step, batch, counted=False)
+                torch.autograd.grad(loss, parameters, allow_unused=True)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "t allocate memory" in str(error):
+                return False
+            raise
+        return True
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the learning rates for a step, counted from 0 over all epochs."""
