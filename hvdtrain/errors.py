@@ -79,6 +79,10 @@ class TrainingError(HvdtrainError):
     """Training cannot continue, as detected by all ranks together; no traceback is needed."""
 
 
+class NotFiniteError(TrainingError):
+    """A loss or a gradient is not finite."""
+
+
 class TooFewRanksError(TrainingError):
     """Fewer ranks are left than --min-np asks for; the state is saved, to start again with more."""
 

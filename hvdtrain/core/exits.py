@@ -40,7 +40,7 @@ from hvdtrain.topology import Topology
 _PACKAGE = Path(hvdtrain.__file__).parent
 # sysconfig knows them too, but reads a dozen files.
 _STANDARD = Path(os.__file__).parent
-_SCRIPTS = Path(sys.prefix, "bin")
+_SCRIPTS = (Path(sys.prefix, "bin"), Path(sys.prefix, "local", "bin"))  # the latter on Debian
 _INSTALLED = {"site-packages", "dist-packages"}
 # Frameworks that call hvdtrain, as in backward().
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
@@ -80,7 +80,9 @@ def own_frame(error: BaseException, verbose: bool = False) -> str:
     # Of another process, such as one that loads data, or of a graph.
     if inner := list(_TOLD_FRAME.finditer(told)):
         frames += [(frame[1], int(frame[2]), frame[3]) for frame in inner]
-        told = told[inner[-1].end() :]
+        # A traceback ends with the error; other texts only point to a place after it.
+        ended = told[inner[-1].end() :] if "Traceback" in told[: inner[0].start()] else ""
+        told = ended if ended.strip() else _TOLD_FRAME.sub("", told)
     own = [frame for frame in frames if _is_script(frame[0])] or frames[-1:]
     place = "{}:{} in {}: ".format(*own[-1]) if own else ""
     line = place + " ".join(told.split())
@@ -90,7 +92,8 @@ def own_frame(error: BaseException, verbose: bool = False) -> str:
 def is_internal(error: BaseException) -> bool:
     """Return whether hvdtrain itself raised an error, outside of any code of the user's."""
     paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return Path(paths[-1]).is_relative_to(_PACKAGE) and not any(map(_is_script, paths))
+    own = [path for path in paths if not _is_internal(path, ())]  # without Python's library
+    return bool(own) and Path(own[-1]).is_relative_to(_PACKAGE) and not any(map(_is_script, paths))
 
 
 def _is_script(path: str) -> bool:
@@ -98,7 +101,7 @@ def _is_script(path: str) -> bool:
     if path.startswith("<frozen "):
         return False
     file = Path(path)
-    folders = (_PACKAGE, _STANDARD, _SCRIPTS)
+    folders = (_PACKAGE, _STANDARD, *_SCRIPTS)
     return not (
         any(file.is_relative_to(folder) for folder in folders) or _INSTALLED & set(file.parts)
     )

@@ -163,6 +163,8 @@ class Launches:
             self.end_orphans()
         if self._reader.ident is not None:
             self._reader.join(_GRACE_SECONDS)  # what has left the job may keep the pipe open
+        if code < 0:  # it was the launcher itself
+            self.silent = None
         if self.asked is not None and (
             code != 0 or (self._interrupts and self.asked == signal.SIGINT)
         ):

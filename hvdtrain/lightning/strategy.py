@@ -398,6 +398,7 @@ class HvdStrategy(ParallelStrategy):
     @collective
     def on_train_end(self) -> None:
         """Exchange weights if that is due (collective)."""
+        count_batches(self.lightning_module, True)
         self._flush()
 
     def _flush(self) -> None:

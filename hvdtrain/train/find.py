@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdtrain.collective import collective
 from hvdtrain.core.objects import broadcast_object, vote
-from hvdtrain.errors import TrainingError
+from hvdtrain.errors import NotFiniteError, TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.gather import on_this_rank
@@ -88,9 +88,8 @@ def run_range_test(
             means = _smoothed(losses)
             if not means[-1] - min(means) <= _DIVERGED * abs(losses[0]) or len(losses) == total:
                 break
-    except TrainingError as error:  # a gradient that is not finite, on all ranks
-        if "not finite" not in str(error):
-            raise
+    except NotFiniteError:  # on all ranks
+        pass
     finally:
         state.load(before)
     rates = [plan.lr(step) for step in range(len(losses))]

@@ -163,7 +163,8 @@ def train(
             summary = session.train()
         finally:
             session.remove_traces()
-    if signals.interrupted and summary is None:  # the run is saved, and has stopped
+    # The run is saved, and has stopped.
+    if noted is None and signals.interrupted and summary is None:
         raise KeyboardInterrupt
     return summary
 
@@ -174,7 +175,8 @@ def find(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Any
     run = run_range_test if options.find_lr else run_batch_sizes
     with StopSignals() as signals:
         try:
-            return run(options.without_traces(), make_recipe, signals)
+            with nullcontext() if make_recipe else code_of_recipe(options):
+                return run(options.without_traces(), make_recipe, signals)
         except TrainingError:
             if signals.interrupted:
                 raise KeyboardInterrupt from None
@@ -235,7 +237,8 @@ class _Session:
     def remove_traces(self) -> None:
         """Remove the directory of a dry run."""
         if self._remover is not None:
-            self._remover.communicate()
+            # A line, because workers of a data loader may have the other end, too.
+            self._remover.communicate(b"\n")
 
     def _survives(self, error: Exception) -> bool:
         """Return whether the run continues after an error, and note how far this rank has got."""
@@ -341,7 +344,7 @@ class _Session:
         if options.dry_run and world.topology.rank == 0 and self._remover is None:
             # It also removes it if this rank is killed: its input then ends.
             self._remover = subprocess.Popen(
-                ["/bin/sh", "-c", 'cat; rm -rf -- "$0"', setup.state.directory],
+                ["/bin/sh", "-c", 'read -r _; rm -rf -- "$0"', setup.state.directory],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -403,11 +406,17 @@ def _live_page(directory: Path) -> Iterator[str]:
         **pipes,
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.readline().strip()
-        if not said.startswith("http:"):
-            *_, reason = f"{said}\n{process.stdout.read()}".strip().splitlines()
-            raise UsageError(f"--live: {reason.rpartition('Error: ')[2]}")
-        yield said
+        said = ""
+        for line in process.stdout:
+            said = line.strip() or said
+            if said.startswith("http:"):
+                break
+        else:
+            raise UsageError(f"--live: {said.rpartition('Error: ')[2] or 'the server has ended'}")
+        try:
+            yield said
+        finally:
+            process.terminate()
 
 
 @collective

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hvdtrain.collective import collective
-from hvdtrain.core.exits import own_frame
 from hvdtrain.core.objects import call_on_root, vote
 from hvdtrain.errors import (
-    HvdtrainError,
     OneRankError,
     RecipeError,
     TooFewRanksError,
@@ -275,7 +273,7 @@ class _Study:
             "recipe": options.recipe,
             "by": options.best,
             "best": best,
-            "command": best and command_line(with_values(options, best["values"])),
+            "command": best and masked(command_line(with_values(options, best["values"]))),
             "trials": rows,
         }
         with usage_errors(self._directory), replacing(self._directory / RESULTS) as file:
@@ -438,7 +436,9 @@ def _train(
         if summary is None:
             problem = _INTERRUPTED
         elif summary.best is None:
-            raise UsageError(f"{options.recipe} has no test samples to compare trials by")
+            raise UsageError(
+                f"{options.recipe} has no evaluation with a finite {options.best} to compare by"
+            )
         else:
             value = float(summary.best["value"])
             state = "PRUNED" if reports.stop and summary.ended != "epochs" else "COMPLETE"
@@ -446,11 +446,4 @@ def _train(
         if isinstance(error, OneRankError | TooFewRanksError):
             raise
         problem = str(error)
-    except KeyboardInterrupt:
-        problem = _INTERRUPTED
-    except Exception as error:  # of the recipe's code, in a step
-        # A rank that alone has it waits in vain for the others to vote.
-        if isinstance(error, HvdtrainError) or not vote([True], "failed", error).all():
-            raise
-        problem = own_frame(error, False)
     return Outcome(state, time.perf_counter() - began, value, problem)

@@ -46,6 +46,12 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(model, Samples(ROWS, TARGETS), torch.nn.functional.mse_loss)
 
 
+def overflowing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return a loss that is infinite once it is above that of the first weights."""
+    loss = torch.nn.functional.mse_loss(outputs, targets)
+    return loss * (1.0 if loss < 1.01 * (targets**2).mean() else float("inf"))
+
+
 def found(find: Callable[..., Any], given: Recipe, **options: Any) -> dict[str, Any]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -62,6 +68,7 @@ results = [
     found(find_lr, recipe(), **WHOLE, lr_scaling="none"),
     found(find_lr, replace(recipe(), loss=lambda outputs, _: outputs.sum() * 0 + 1), **WHOLE),
     found(find_lr, recipe(stops=True), **WHOLE),
+    found(find_lr, replace(recipe(), loss=overflowing), **WHOLE),
     found(find_batch_size, recipe(most=4), steps=2, batch_size=2),
     found(find_batch_size, recipe(), steps=2, batch_size=20, lr_scaling="sqrt"),
     found(find_batch_size, recipe(most=4), steps=2, batch_size=8),

@@ -32,7 +32,7 @@ def test_all_ranks_find_the_same_and_leave_nothing(tmp_path: Path, size: int) ->
     assert all(rank == done.results[0] for rank in done.results)
     assert all(case["kept"] for case in done.results[0])
     assert not list(tmp_path.iterdir())
-    found, unscaled, level, stopped, hungry, whole, none = done.results[0]
+    found, unscaled, level, stopped, infinite, hungry, whole, none = done.results[0]
     rates = [0.0002 * 1e5 ** (step / 99) for step in range(len(found["losses"]))]
     np.testing.assert_allclose(found["rates"], rates, rtol=1e-12)
     np.testing.assert_allclose(found["losses"][:80], _losses(rates[:80]), rtol=1e-6)
@@ -47,12 +47,14 @@ def test_all_ranks_find_the_same_and_leave_nothing(tmp_path: Path, size: int) ->
     typed = TrainOptions(lr=float(re.findall(r"^--lr ([\d.]+)[,:] ", said[0])[0]))
     assert (typed.lr, typed.scaled_lr(size)) == (found["lr"], found["scaled_lr"])
     assert "never fell in 100 steps" in level["failed"]
+    assert infinite["losses"] == found["losses"][: len(infinite["losses"])]
+    assert infinite["lr"] == pytest.approx(found["lr"], rel=0.5)
     assert stopped["failed"].startswith(f"rank {size - 1} was asked to stop")
     lacks = f"does not fit into the memory of rank {size - 1}"
     assert (set(hungry["samples_per_second"]), hungry["limit"]) == ({"2", "4"}, f"8: {lacks}")
-    assert said[4].startswith(f"--batch-size {hungry['batch_size']}, ")
+    assert said[5].startswith(f"--batch-size {hungry['batch_size']}, ")
     rate = 0.04 if hungry["batch_size"] == 4 else 0.02
-    assert f" --lr {rate} for 0.02;" in said[4] or f" --lr stays {rate};" in said[4]
+    assert f" --lr {rate} for 0.02;" in said[5] or f" --lr stays {rate};" in said[5]
     tried = ["20", "40"][: 2 if size == 1 else 1]
     assert list(whole["samples_per_second"]) == tried
     assert whole["limit"] == f"{2 * int(tried[-1])}: more than all 40 samples in a step"

@@ -61,6 +61,7 @@ STREAM: dict[str, dict[str, Any]] = {
 # Two samples are left for the last batch of seven ranks.
 NORMALIZED = {"normalized": {**FEW["batches of 4"], "kind": "synchronized"}}
 PASSES = {"normalized, two passes": {**NORMALIZED["normalized"], "accumulate": 2}}
+TAINTED = {"tainted": {**NORMALIZED["normalized"], "kind": "tainted"}}
 SHORT = {"short": {**STREAM["stream"], "kind": "short"}}
 DRIFT: dict[str, dict[str, Any]] = {
     "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
@@ -76,7 +77,7 @@ SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 CASES = {
     1: EXACT | FEW | LONG | STREAM | NORMALIZED,
     3: EXACT | WHOLE | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
-    7: FEW | NORMALIZED | PASSES,
+    7: FEW | NORMALIZED | PASSES | TAINTED,
 }
 
 
@@ -153,6 +154,10 @@ def test_every_sample_has_its_one_place(runs: TrainedCases, size: int, case: str
 @pytest.mark.parametrize("case", NORMALIZED | PASSES)
 def test_ranks_without_samples_normalize_with_others(runs: TrainedCases, case: str) -> None:
     assert difference(runs, (1, "normalized"), (7, case)) <= 1e-10
+
+
+def test_ranks_without_samples_look_for_a_cause_with_others(runs: TrainedCases) -> None:
+    assert all("the loss is nan" in result["failed"] for result in runs.results(7, "tainted"))
 
 
 def test_a_stream_gives_the_weights_of_one_rank(runs: TrainedCases) -> None:

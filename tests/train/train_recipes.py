@@ -149,6 +149,12 @@ def synchronized() -> Recipe:
     return replace(watched(10), model=Watched(layers))
 
 
+def tainted() -> Recipe:
+    recipe = synchronized()
+    recipe.train.inputs[3] = np.nan
+    return recipe
+
+
 def carrying() -> Recipe:
     model = Carrying()
     model(torch.ones(1, 1))  # which gives the lazy layer its shape

@@ -150,8 +150,7 @@ class Channel:
         if steps is None or not self.turn.acquire(False):
             return None
         try:
-            queue.lock.acquire()  # a `with` block takes longer
-            try:
+            with queue.lock:
                 state = queue.state
                 others = queue.pending or state.phase is not OPEN or state.deserted
                 if others or queue.track is not None:
@@ -175,8 +174,6 @@ class Channel:
                 operation = plan.operation(name, source, target, read, written)
                 operation.waiters, operation.submitted = 1, time.perf_counter()
                 queue.register(operation)
-            finally:
-                queue.lock.release()
             self._driver.doing = (operation,)
             with self.blocked.running():
                 self._conclude(operation, plan.finish(verdict))

@@ -17,7 +17,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import TrainingError
+from hvdtrain.errors import NotFiniteError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.metrics import Totals
 from hvdtrain.types import ReduceOp
@@ -99,7 +99,7 @@ def replica_difference(checksums: Mapping[str, int]) -> str | None:
 def require_finite(learned: Totals, steps: int, last: int) -> None:
     """Check the loss of some steps; torch's loop checks each step itself and reports more."""
     if not math.isfinite(learned.loss):
-        raise TrainingError(
+        raise NotFiniteError(
             f"steps {last - steps + 1} to {last}: the training loss is {learned.loss}. Lower --lr, "
             "lengthen --warmup-epochs, set --clip-norm, or look at the samples"
         )

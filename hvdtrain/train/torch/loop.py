@@ -129,6 +129,8 @@ class TorchLoop(TrainingLoop):
         return self._train.batches(steps, epoch)
 
     def fits(self, epoch: int) -> bool:
+        if self._normalizes:  # the others would wait for a rank that lacks memory
+            return True
         self._model.train()
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         try:
@@ -224,18 +226,18 @@ class TorchLoop(TrainingLoop):
         self.state.settle()
         update = self._updater.step()
         if update.fault:
-            present = [batch for batch in batches if batch.microbatch.count]
+            present = [batch for batch in batches if batch.inputs is not None]
             losses = [partial(self._loss, step, batch, counted=False) for batch in present]
             self._non_finite.handle(step.number + 1, self._model, losses)
         elif self._optimizer.exchanges_weights:
             self._non_finite.count_left_out(update.skipped)
+        if self._normalizes:  # a caller may go on with the model
+            count_batches(self._model, True)
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([batch.microbatch.count for batch in batches])
         for batch in batches:
             count = batch.microbatch.count
-            if self._normalizes:
-                count_batches(self._model, count > 0)
             self._updater.backward(self._loss(step, batch, counted=count > 0), count)
 
     def _backward_by_shards(self, step: Step, batches: list[Batch]) -> None:
@@ -256,6 +258,8 @@ class TorchLoop(TrainingLoop):
     def _loss(self, step: Step, batch: Batch, counted: bool = True) -> torch.Tensor:
         """Return the mean loss of a batch, and add it to the sums."""
         seed_generators(step_seed(self._step_plan.options.seed, step.number, batch.microbatch.key))
+        if self._normalizes:
+            count_batches(self._model, batch.microbatch.counted)
         outputs = self._outputs(self._call, batch.inputs)
         loss = self._mean_loss(outputs, batch.targets)
         if counted:

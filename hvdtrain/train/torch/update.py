@@ -15,7 +15,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import TrainingError, UsageError
+from hvdtrain.errors import NotFiniteError, UsageError
 from hvdtrain.topology import format_ranks
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.torch.sharding.node_update import shares_exactly
@@ -156,7 +156,7 @@ class Updater:
         if ema is not None:
             average = get_ema_multi_avg_fn(ema)
             self.averaged = AveragedModel(model, multi_avg_fn=average)
-        self._samples = 0
+        self._samples = 1
 
     def begin(self, sizes: Sequence[int]) -> None:
         self._optimizer.zero_grad()
@@ -360,6 +360,6 @@ class NonFinitePolicy:
 
     def _stop_or_warn(self, text: str, consequence: str) -> None:
         if self._stops:
-            raise TrainingError(f"{text}. {ADVICE}")
+            raise NotFiniteError(f"{text}. {ADVICE}")
         if self._rank == 0:
             print(f"hvdtrain: {text}{consequence}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 REQUIRED = "HVDTRAIN_TEST_CHROMIUM"
-_PATIENCE_MILLISECONDS = 180_000  # of playwright, which would give up after 30 seconds
+PATIENCE_MILLISECONDS = 180_000  # of playwright, which would give up after 30 seconds
 
 
 @dataclass
@@ -34,7 +34,7 @@ def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # Root has no sandbox.
         browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"], timeout=_PATIENCE_MILLISECONDS
+            executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MILLISECONDS
         )
         try:
             yield browser
@@ -45,7 +45,7 @@ def chromium() -> Iterator[Browser]:
 @contextmanager
 def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -> Iterator[Opened]:
     context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-    context.set_default_timeout(_PATIENCE_MILLISECONDS)
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
     try:
         opened = Opened(context.new_page())
         address = path.absolute().as_uri()
