@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, start
+from ranks import launch, run_ranks, start
+from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
 HERE = Path(__file__).parent
@@ -24,11 +26,12 @@ ELSEWHERE = (
     *("accelerate_loop.py", "cntk_convnet.py", "ddp_loop.py", "lightning_fit.py"),
     "run_function.py",
 )
+RECIPE, OPTIONS = "power_demand.py", "power_demand.yaml"
 
 
 def test_every_example_is_run_and_listed() -> None:
     found = {path.name for path in EXAMPLES.glob("*.*")}
-    assert found == {*PROGRAMS, *ELSEWHERE, "accelerate.yaml", "README.md"}
+    assert found == {*PROGRAMS, *ELSEWHERE, RECIPE, OPTIONS, "accelerate.yaml", "README.md"}
     found |= {f"notebooks/{path.name}" for path in (EXAMPLES / "notebooks").iterdir()}
     listed = (EXAMPLES / "README.md").read_text()
     assert all(f"[{name}]" in listed for name in found - {"README.md"})
@@ -158,3 +161,12 @@ def test_ranks_from_python(tmp_path: Path) -> None:
         losses = client.get_metric_history(runs[ranks].info.run_id, "train_loss")
         assert [loss.step for loss in losses] == [0, 1, 2, 3]
         assert (tmp_path / f"digits-{ranks}.pt").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(find_spec("aeon") is None, reason="needs pip install --no-deps aeon")
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_published_result(size: int, tmp_path: Path) -> None:
+    words = ["train", EXAMPLES / RECIPE, "--config", EXAMPLES / OPTIONS, "--out", tmp_path / "out"]
+    launch(["-m", "hvdtrain"], size, args=words, env={"OMP_NUM_THREADS": "1"}).end(code=0)
+    assert summary_of(tmp_path / "out")["final"]["accuracy"] >= 0.955  # 0.96, as it is rounded
