@@ -35,7 +35,9 @@ def _trials(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda trial: trial["number"])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (1, 3, 4))]
+)
 def test_trials_are_exact_pruned_recorded_and_resumed(tmp_path: Path, size: int) -> None:
     mlflow = pytest.importorskip("mlflow.tracking")
     store = f"sqlite:///{tmp_path}/mlflow.db"
