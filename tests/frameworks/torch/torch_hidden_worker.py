@@ -38,7 +38,7 @@ LEFT_OUT = {
     "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
     "a_gradient_that_finds_no_room_is_taken_at_the_step",
     *("what_codes_cannot_hold_does_not_stay", "codes_of_weights_keep_what_they_lose"),
-    "the_state_of_all_ranks_needs_all_of_them",
+    *("the_state_of_all_ranks_needs_all_of_them", "ranks_of_a_node_compress_if_told_to"),
     *("a_loss_scaler_needs_gradients_of_all_ranks", "a_parameter_that_leaves_for_a_step"),
     "shared_steps_with_gradients_that_have_a_graph",
 }
