@@ -89,7 +89,8 @@ def run_range_test(
             if not means[-1] - min(means) <= _DIVERGED * abs(losses[0]) or len(losses) == total:
                 break
     except NotFiniteError:  # on all ranks
-        pass
+        if not losses:
+            raise
     finally:
         state.load(before)
     rates = [plan.lr(step) for step in range(len(losses))]
