@@ -120,9 +120,7 @@ class Channel:
                 except BaseException as error:
                     self._fail(error)
                 finally:
-                    self.turn.release()
-                    if queue.pending or queue.listeners:
-                        queue.wake_drivers()
+                    self._end_turn()
             if not operation.done:
                 self._complete(operation, admitted)
             return operation.outcome()
@@ -159,6 +157,7 @@ class Channel:
                 if not name:  # as `count` does it
                     self._counts[plan.request.operation] += 1
                     number = self._counts[plan.request.operation]
+                self._driver.doing = ()
                 cast, look = steps
                 cast(plan.request.ballot, number, read := address_of(source))
                 if allocate is None:
@@ -180,14 +179,17 @@ class Channel:
         except BaseException as error:
             self._fail(error)
         finally:
-            self.turn.release()
-            if queue.pending or queue.listeners:
-                queue.wake_drivers()
+            self._end_turn()
         if not operation.done:
             with self.blocked.running():
                 self._complete(operation, True)
         operation.outcome()
         return target
+
+    def _end_turn(self) -> None:
+        self.turn.release()
+        if self.queue.pending or self.queue.listeners:
+            self.queue.wake_drivers()
 
     @collective
     def _conclude(self, operation: Operation, highest: bytes) -> None:
