@@ -301,7 +301,7 @@ class _Study:
             for row in rows
         ]
         if rows:
-            lines.append(content["command"])
+            lines.append(f"the best again, on as many ranks: {content['command']}")
         lines.append(f"results in {self._directory}: {RESULTS}")
         lines.append(f"for a page: python -m hvdtrain report {self._directory}/trial-*")
         return lines
