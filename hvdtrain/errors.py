@@ -22,6 +22,7 @@ __all__ = [
     "HvdtrainError",
     "LauncherMismatchError",
     "MismatchError",
+    "NotFiniteError",
     "NotInitializedError",
     "OneRankError",
     "OneRankTrainingError",

@@ -69,6 +69,7 @@ results = [
     found(find_lr, replace(recipe(), loss=lambda outputs, _: outputs.sum() * 0 + 1), **WHOLE),
     found(find_lr, recipe(stops=True), **WHOLE),
     found(find_lr, replace(recipe(), loss=overflowing), **WHOLE),
+    found(find_lr, replace(recipe(), loss=lambda outputs, _: outputs.sum() / 0), **WHOLE),
     found(find_batch_size, recipe(most=4), steps=2, batch_size=2),
     found(find_batch_size, recipe(), steps=2, batch_size=20, lr_scaling="sqrt"),
     found(find_batch_size, recipe(most=4), steps=2, batch_size=8),

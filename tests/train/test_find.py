@@ -32,7 +32,7 @@ def test_all_ranks_find_the_same_and_leave_nothing(tmp_path: Path, size: int) ->
     assert all(rank == done.results[0] for rank in done.results)
     assert all(case["kept"] for case in done.results[0])
     assert not list(tmp_path.iterdir())
-    found, unscaled, level, stopped, infinite, hungry, whole, none = done.results[0]
+    found, unscaled, level, stopped, infinite, never, hungry, whole, none = done.results[0]
     rates = [0.0002 * 1e5 ** (step / 99) for step in range(len(found["losses"]))]
     np.testing.assert_allclose(found["rates"], rates, rtol=1e-12)
     np.testing.assert_allclose(found["losses"][:80], _losses(rates[:80]), rtol=1e-6)
@@ -49,12 +49,13 @@ def test_all_ranks_find_the_same_and_leave_nothing(tmp_path: Path, size: int) ->
     assert "never fell in 100 steps" in level["failed"]
     assert infinite["losses"] == found["losses"][: len(infinite["losses"])]
     assert infinite["lr"] == pytest.approx(found["lr"], rel=0.5)
+    assert never["failed"].startswith("step 1: the loss is nan on rank")
     assert stopped["failed"].startswith(f"rank {size - 1} was asked to stop")
     lacks = f"does not fit into the memory of rank {size - 1}"
     assert (set(hungry["samples_per_second"]), hungry["limit"]) == ({"2", "4"}, f"8: {lacks}")
-    assert said[5].startswith(f"--batch-size {hungry['batch_size']}, ")
+    assert said[6].startswith(f"--batch-size {hungry['batch_size']}, ")
     rate = 0.04 if hungry["batch_size"] == 4 else 0.02
-    assert f" --lr {rate} for 0.02;" in said[5] or f" --lr stays {rate};" in said[5]
+    assert f" --lr {rate} for 0.02;" in said[6] or f" --lr stays {rate};" in said[6]
     tried = ["20", "40"][: 2 if size == 1 else 1]
     assert list(whole["samples_per_second"]) == tried
     assert whole["limit"] == f"{2 * int(tried[-1])}: more than all 40 samples in a step"
