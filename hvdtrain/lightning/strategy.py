@@ -398,7 +398,6 @@ class HvdStrategy(ParallelStrategy):
     @collective
     def on_train_end(self) -> None:
         """Exchange weights if that is due (collective)."""
-        count_batches(self.lightning_module, True)
         self._flush()
 
     def _flush(self) -> None:
@@ -418,6 +417,8 @@ class HvdStrategy(ParallelStrategy):
         """
         super().teardown()
         self._unwrap_optimizers()
+        if self.lightning_module is not None:
+            count_batches(self.lightning_module, True)
         if isinstance(self._layer_sync, HvdSyncBatchNorm) and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
 

@@ -95,6 +95,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             return {"refused": str(error)}
         except TrainingError as error:
             return {"failed": str(error)}
+        finally:
+            layers = [layer for recipe in made for layer in recipe.model.modules()]
+            assert all(layer.counts for layer in layers if isinstance(layer, hvd.SyncBatchNorm))
     model = made[0].model if made else None
     noted = {"seen": getattr(model, "seen", None), "saves": saves}
     if summary is None:

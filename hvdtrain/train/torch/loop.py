@@ -109,14 +109,18 @@ class TorchLoop(TrainingLoop):
         self._model.train()
         if self._position != (epoch, done):
             self._feed = self._batches(epoch, done)
-        for step, batches in self._feed:
-            self._set_rate(self._optimizer, step.number)
-            note_samples(epoch, done, step.own)
-            self._step(step, batches)
-            done += len(step.samples)
-            self._position = (epoch, done)
-            if not go_on():
-                break
+        try:
+            for step, batches in self._feed:
+                self._set_rate(self._optimizer, step.number)
+                note_samples(epoch, done, step.own)
+                self._step(step, batches)
+                done += len(step.samples)
+                self._position = (epoch, done)
+                if not go_on():
+                    break
+        finally:
+            if self._normalizes:  # a caller may go on with the model
+                count_batches(self._model, True)
         if self._exchanges_weights:
             self._non_finite.report_left_out(self._step_number)
         return self._sums.reduce()
@@ -231,8 +235,6 @@ class TorchLoop(TrainingLoop):
             self._non_finite.handle(step.number + 1, self._model, losses)
         elif self._optimizer.exchanges_weights:
             self._non_finite.count_left_out(update.skipped)
-        if self._normalizes:  # a caller may go on with the model
-            count_batches(self._model, True)
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
         self._updater.begin([batch.microbatch.count for batch in batches])

@@ -156,7 +156,7 @@ class Updater:
         if ema is not None:
             average = get_ema_multi_avg_fn(ema)
             self.averaged = AveragedModel(model, multi_avg_fn=average)
-        self._samples = 1
+        self._samples = 1  # until begin(), without which gradients count, too
 
     def begin(self, sizes: Sequence[int]) -> None:
         self._optimizer.zero_grad()
