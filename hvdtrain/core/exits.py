@@ -46,7 +46,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
 # A frame in the text of an error, and the lines of source below it.
-_TOLD_FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n(?:    .*\n)*', re.MULTILINE)
+_TOLD_FRAME = re.compile(
+    r'(?:^from user code:\n)?^ *File "([^"]+)", line (\d+), in (.+)\n(?:    .*\n)*', re.MULTILINE
+)
+# After these words the error itself follows the frames; other texts only point to a place.
+_BEFORE_FRAMES = re.compile("Traceback|in user code:")
 
 
 def format_error(error: BaseException) -> str:
@@ -80,8 +84,7 @@ def own_frame(error: BaseException, verbose: bool = False) -> str:
     # Of another process, such as one that loads data, or of a graph.
     if inner := list(_TOLD_FRAME.finditer(told)):
         frames += [(frame[1], int(frame[2]), frame[3]) for frame in inner]
-        # A traceback ends with the error; other texts only point to a place after it.
-        ended = told[inner[-1].end() :] if "Traceback" in told[: inner[0].start()] else ""
+        ended = told[inner[-1].end() :] if _BEFORE_FRAMES.search(told[: inner[0].start()]) else ""
         told = ended if ended.strip() else _TOLD_FRAME.sub("", told)
     own = [frame for frame in frames if _is_script(frame[0])] or frames[-1:]
     place = "{}:{} in {}: ".format(*own[-1]) if own else ""

@@ -76,7 +76,8 @@ def code_of_recipe(options: TrainOptions) -> Iterator[None]:
     except (HvdtrainError, HostsUpdatedInterrupt):
         raise
     except Exception as error:
-        if is_internal(error) or tells_of_lost_ranks(error, context.current()):
+        begun = context.is_initialized()
+        if not begun or is_internal(error) or tells_of_lost_ranks(error, context.current()):
             raise
         text = f"{options.recipe} failed: {own_frame(error, options.verbose)}"
         try:
