@@ -407,16 +407,17 @@ def _live_page(directory: Path) -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         said = ""
-        for line in process.stdout:
-            said = line.strip() or said
-            if said.startswith("http:"):
-                break
-        else:
-            raise UsageError(f"--live: {said.rpartition('Error: ')[2] or 'the server has ended'}")
         try:
+            for line in process.stdout:
+                said = line.strip() or said
+                if said.startswith("http:"):
+                    break
+            else:
+                reason = said.rpartition("Error: ")[2] or "the server has ended"
+                raise UsageError(f"--live: {reason}")
             yield said
         finally:
-            process.terminate()
+            process.terminate()  # workers of a data loader may have the other end of its input
 
 
 @collective

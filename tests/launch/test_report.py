@@ -198,6 +198,7 @@ def test_training_serves_its_page_on_the_loopback_device_while_it_lasts(
     ]
     words += ["--live", "--epochs", 10**6]
     with start([sys.executable, "-m", "hvdtrain", *words]) as job:
+        job.wait_for_output("  live     http://")
         metrics = tmp_path / "out" / "metrics.jsonl"
         job.wait_for(lambda: metrics.exists() and "\n" in metrics.read_text(), "wrote metrics")
         found = re.search(r"\n  live     (http://127\.0\.0\.1:(\d+)/\S+)\n", job.stdout)
