@@ -24,7 +24,7 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.engines.communicator import poll_until
-from hvdtrain.errors import HvdtrainError, PeerFailureError, UnsupportedError
+from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError, UnsupportedError
 from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")
@@ -79,6 +79,35 @@ def allgather_object(
     ((gathered, sizes),) = operations.allgather(channel, buffers, shapes, name or "object").run()
     parts = np.split(gathered.array(), np.cumsum(sizes)[:-1])
     return [_loaded(part) for part in parts]
+
+
+@collective
+def require_equal_variables(
+    own: Sequence[tuple[str, str]] | None, operation: str, channel: Channel | None = None
+) -> None:
+    """Raise on all ranks if their variables, each a name and a kind, are not of the same kinds.
+
+    A rank that gives None has nothing to compare.
+    """
+    channel = channel or context.current().world
+    gathered = allgather_object(own, f"variables for {operation}", channel)
+    pairs = zip(channel.ranks, gathered, strict=True)
+    told = [(rank, found) for rank, found in pairs if found is not None]
+    for rank, theirs in told:
+        if difference := _difference(theirs, *told[0]):
+            title = f"[rank {rank}/{context.current().topology.size}] {operation}"
+            raise MismatchError(f"{title}: {difference}. Build the same model on every rank")
+
+
+def _difference(
+    theirs: Sequence[tuple[str, str]], rank: int, first: Sequence[tuple[str, str]]
+) -> str:
+    """Return the first difference from another rank, or ""."""
+    for (name, kind), (other, expected) in zip(theirs, first, strict=False):
+        if kind != expected:
+            return f"{name} has {kind}, but rank {rank}'s {other} has {expected}"
+    same = len(theirs) == len(first)
+    return "" if same else f"{len(theirs)} variables, but rank {rank} has {len(first)}"
 
 
 # How long a rank that has failed waits for the others to hear of it.

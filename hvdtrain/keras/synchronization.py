@@ -25,8 +25,8 @@ from hvdtrain.keras.backends.distributed import (
     distributed_optimizers,
     training_state,
 )
-from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
-from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.operations import broadcast_variables, described
+from hvdtrain.keras.backends.types import Logs, to_array
 from hvdtrain.keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
@@ -105,7 +105,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         weights = [each.hvdtrain_reduction.weights for each in distributed_optimizers(model)]
         flushes = any(each is not None and each.flush_in_fit for each in weights)
         self._saves = flushes and any(saves for *_, saves in gathered)
-        require_equal_variables(_variables_to_compare(model), "fit")
+        objects.require_equal_variables(_to_compare(model), "fit")
         uneven = len({steps for _, _, steps, _ in gathered}) > 1 or gathered[0][2] is None
         for optimizer in distributed_optimizers(model):
             reduction = optimizer.hvdtrain_reduction
@@ -283,10 +283,10 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(self.model.weights, 0)
 
 
-def _variables_to_compare(model: keras.Model) -> Sequence[KerasVariable] | None:
+def _to_compare(model: keras.Model) -> list[tuple[str, str]] | None:
     """Return the variables that the models of other ranks have, too, or None."""
     if model.built:
-        return list(model.trainable_variables)
+        return described(model.trainable_variables)
     # A rank that joins others builds its model in the step that these take for it.
     return None if context.current().newcomer else []
 

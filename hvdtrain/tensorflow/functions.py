@@ -17,7 +17,6 @@ from hvdtrain.core.process_set import (
     global_process_set,
     require_process_set,
 )
-from hvdtrain.errors import MismatchError
 from hvdtrain.tensorflow.graph import Variable, call_on_arrays, do_not_convert
 
 __all__ = [
@@ -93,38 +92,15 @@ def _overwritten(
     names = [f"{name}.{number}" for number in range(len(variables))]
 
     def function(arrays: Sequence[HostArray], _: str | None) -> list[HostArray]:
-        _require_equal(arrays, name, process_set)
+        kinds = [f"shape {array.shape} of {array.dtype.name}" for array in arrays]
+        own = [(f"variable {number}", kind) for number, kind in enumerate(kinds)]
+        objects.require_equal_variables(own, name, channel_of(process_set))
         return collectives.broadcast(arrays, root_rank, names, process_set)
 
     own = [tf.convert_to_tensor(variable) for variable in variables]
     values = call_on_arrays(function, own, own, name) if own else []
     assigned = [variable.assign(v) for variable, v in zip(variables, values, strict=True)]
     return values, None if tf.executing_eagerly() else tf.group(*assigned)
-
-
-@collective
-def _require_equal(arrays: Sequence[HostArray], name: str, process_set: ProcessSet) -> None:
-    """Raise an error if number, shapes or dtypes of arrays differ between ranks."""
-    own = [(array.shape, array.dtype.name) for array in arrays]
-    channel = channel_of(process_set)
-    gathered = objects.allgather_object(own, f"shapes for {name}", channel)
-    for rank, theirs in zip(channel.ranks, gathered, strict=True):
-        if theirs == gathered[0]:
-            continue
-        first = f"rank {channel.ranks[0]}"
-        difference = f"{len(theirs)} variables, but {first} has {len(gathered[0])}"
-        for number, (mine, other) in enumerate(zip(theirs, gathered[0], strict=False)):
-            if mine != other:
-                difference = f"variable {number}: {_text(mine)}, but {first} has {_text(other)}"
-                break
-        raise MismatchError(
-            f"[rank {rank}] {name}: {difference}. Build the same model on every rank"
-        )
-
-
-def _text(variable: tuple[tuple[int, ...], str]) -> str:
-    shape, dtype = variable
-    return f"shape {shape} of {dtype}"
 
 
 @do_not_convert

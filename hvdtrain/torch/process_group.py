@@ -183,13 +183,20 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """Write the tensors of all ranks into a list."""
+        return self._gather("allgather", outputs, inputs)
 
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        """Write the tensors of all ranks into a list on one rank; others give none."""
+        return self._gather("gather", outputs, inputs)
+
+    def _gather(self, kind: str, outputs: Sequence[Tensors], inputs: Tensors) -> SubmittedWork:
         def run(name: str) -> None:
             gathered = hvd.allgather(inputs[0].reshape(1, -1), name)
-            for output, row in zip(outputs[0], gathered, strict=True):
-                output.copy_(row.view_as(output))
+            for parts in outputs:
+                for output, row in zip(parts, gathered, strict=True):
+                    output.copy_(row.view_as(output))
 
-        return self._submit("allgather", run, [tensor for row in outputs for tensor in row])
+        return self._submit(kind, run, [tensor for row in outputs for tensor in row])
 
     def all_gather_single(
         self, output: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None
@@ -212,16 +219,6 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         return self._submit("allgather", run, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
-        """Write the tensors of all ranks into a list on one rank."""
-
-        def run(name: str) -> None:
-            gathered = hvd.allgather(inputs[0].reshape(1, -1), name)
-            for output, row in zip(outputs[0] if outputs else (), gathered, strict=False):
-                output.copy_(row.view_as(output))
-
-        return self._submit("gather", run, inputs)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank one of the tensors of one rank."""

@@ -210,15 +210,7 @@ def _number(value: float) -> str:
 def _text(value: str) -> str:
     if _PLAIN.fullmatch(value) and not _NOT_TEXT.fullmatch(value):
         return value
-    return f'"{"".join(map(_character, value))}"'
-
-
-def _character(one: str) -> str:
-    if one in '"\\':
-        return f"\\{one}"
-    if one.isprintable():
-        return one
-    code = ord(one)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    shown = value.replace("\\", r"\\").replace('"', r"\"")
+    # The escapes of Python are YAML's.
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return f'"{"".join(escaped)}"'

@@ -35,6 +35,7 @@ __all__ = [
     "options_of",
     "parse_exchange",
     "parse_inner_state",
+    "parse_options",
 ]
 
 
@@ -351,9 +352,9 @@ class ExchangeOption:
     required: bool = False
 
 
-def options_of(made: type[Exchange]) -> dict[str, ExchangeOption]:
+def options_of(made: type) -> dict[str, ExchangeOption]:
     """Return the arguments of a class that are numbers, text or bool, by name."""
-    hints = get_type_hints(made.__init__)
+    hints = get_type_hints(made.__init__)  # type: ignore[misc]
     options = {}
     for key, value in inspect.signature(made).parameters.items():
         required = value.default is value.empty
@@ -372,35 +373,34 @@ def parse_exchange(
     if name not in known:
         raise ValueError(f"exchange {text!r}: the name must be one of {', '.join(known)}")
     made = known[name]
-    return made, _parse(text, given, {**options_of(made), **common})
+    return made, parse_options(f"exchange {text!r}", given, {**options_of(made), **common})
 
 
-def _parse(text: str, given: str, known: Mapping[str, ExchangeOption]) -> dict[str, Option]:
-    """Return the options of a text; `given` is its part after the colon."""
+def parse_options(label: str, given: str, known: Mapping[str, ExchangeOption]) -> dict[str, Option]:
+    """Return the options in a text such as "rank=4,warmup=10"."""
     options: dict[str, Option] = {}
     for pair in filter(None, given.split(",")):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or key not in known:
             raise ValueError(
-                f"exchange {text!r}: options are key=value with one of {', '.join(known)}, "
-                f"got {pair!r}"
+                f"{label}: options are key=value with one of {', '.join(known)}, got {pair!r}"
             )
         if key in options:
-            raise ValueError(f"exchange {text!r}: {key} is given twice")
-        options[key] = _convert(text, known[key], value)
+            raise ValueError(f"{label}: {key} is given twice")
+        options[key] = _convert(label, known[key], value)
     needed = [key for key, option in known.items() if option.required]
     if lacking := [key for key in needed if key not in options]:
-        raise ValueError(f"exchange {text!r}: needs {', '.join(lacking)}=")
+        raise ValueError(f"{label}: needs {', '.join(lacking)}=")
     return options
 
 
-def _convert(text: str, option: ExchangeOption, value: str) -> Option:
+def _convert(label: str, option: ExchangeOption, value: str) -> Option:
     if option.kind is bool:
         if value.lower() not in ("true", "false"):
-            raise ValueError(f"exchange {text!r}: {option.name} must be true or false, got {value}")
+            raise ValueError(f"{label}: {option.name} must be true or false, got {value!r}")
         return value.lower() == "true"
     try:
         return option.kind(value)
     except ValueError:
         kind = {int: "a whole number", float: "a number"}[option.kind]
-        raise ValueError(f"exchange {text!r}: {option.name} must be {kind}, got {value}") from None
+        raise ValueError(f"{label}: {option.name} must be {kind}, got {value!r}") from None

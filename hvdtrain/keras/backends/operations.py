@@ -5,19 +5,18 @@ They return numpy arrays, 0-d ones for numbers. `allreduce` also works in traced
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core import context, objects
+from hvdtrain.core import objects
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.compression import Compressions, Compressor
 from hvdtrain.core.process_set import global_process_set
-from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.distributed import current_backend
 from hvdtrain.keras.backends.types import KerasVariable, Value, to_array
 from hvdtrain.types import ReduceOp
@@ -27,10 +26,6 @@ Compression = Compressions(
 )
 NoneCompressor = Compression.none
 FP16Compressor, BF16Compressor = Compression.fp16, Compression.bf16
-
-
-# Shape, dtype and path of a variable.
-_Spec: TypeAlias = tuple[tuple[int, ...], str, str]
 
 
 @collective
@@ -46,7 +41,7 @@ def broadcast_variables(variables: Iterable[KerasVariable], root_rank: int) -> N
         MismatchError: number, shapes or dtypes differ between ranks; says where.
     """
     variables = list(variables)
-    require_equal_variables(variables, "broadcast_variables")
+    objects.require_equal_variables(described(variables), "broadcast_variables")
     arrays = [to_array(variable) for variable in variables]
     names = [f"broadcast_variables.{number}" for number in range(len(arrays))]
     bytes_of = [a.view(np.uint8) if a.dtype.itemsize == 1 else a for a in arrays]  # float8, too
@@ -67,36 +62,9 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
     )
 
 
-@collective
-def require_equal_variables(variables: Iterable[KerasVariable] | None, operation: str) -> None:
-    here = context.current().topology
-    own: list[_Spec] | None = None
-    if variables is not None:
-        own = [(tuple(v.shape), v.dtype, v.path) for v in variables]
-    gathered: list[list[_Spec] | None] = objects.allgather_object(own, f"shapes for {operation}")
-    first = next((theirs for theirs in gathered if theirs is not None), [])
-    for rank, theirs in enumerate(gathered):
-        difference = None if theirs is None else _difference(theirs, first)
-        if difference is not None:
-            raise MismatchError(
-                f"[rank {rank}/{here.size}] {operation}: {difference}. Build the same model on "
-                "every rank"
-            )
-
-
-def _difference(theirs: Sequence[_Spec], first: Sequence[_Spec]) -> str | None:
-    """Return the first difference from rank 0, or None; paths differ with what a rank created."""
-    for (shape, dtype, path), (first_shape, first_dtype, first_path) in zip(
-        theirs, first, strict=False
-    ):
-        if (shape, dtype) != (first_shape, first_dtype):
-            return (
-                f"{path} has shape {shape} of {dtype}, but rank 0's {first_path} has shape "
-                f"{first_shape} of {first_dtype}"
-            )
-    if len(theirs) != len(first):
-        return f"{len(theirs)} variables, but rank 0 has {len(first)}"
-    return None
+def described(variables: Iterable[KerasVariable]) -> list[tuple[str, str]]:
+    """Return path and kind of variables; paths differ with what a rank has created."""
+    return [(v.path, f"shape {tuple(v.shape)} of {v.dtype}") for v in variables]
 
 
 @collective

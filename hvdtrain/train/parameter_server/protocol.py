@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from hvdtrain.core.gradients.exchange import options_of, parse_options
 from hvdtrain.errors import UsageError
 
 ALLREDUCE, PARAMETER_SERVER = "allreduce", "ps"
@@ -36,31 +37,14 @@ def parse_strategy(label: str, text: str) -> ParameterServer | None:
     name, _, given = text.partition(":")
     if name != PARAMETER_SERVER:
         raise UsageError(f"{label} must be {ALLREDUCE} or {PARAMETER_SERVER}, got {text!r}")
-    values = _parse_values(f"{label} {text}", given)
-    made = ParameterServer(**values)
-    _check(f"{label} {text}", made, values)
-    return made
-
-
-def _parse_values(label: str, given: str) -> dict[str, Any]:
-    known = {one.name: one.default for one in fields(ParameterServer)}
-    values: dict[str, Any] = {}
-    for pair in filter(None, given.split(",")):
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or key not in known:
-            names = ", ".join(known)
-            raise UsageError(f"{label}: expected key=value with one of {names}, got {pair!r}")
-        if key in values:
-            raise UsageError(f"{label}: {key} is given twice")
-        values[key] = value if isinstance(known[key], str) else _whole(f"{label}: {key}", value)
-    return values
-
-
-def _whole(label: str, value: str) -> int:
+    subject = f"{label} {text}"
     try:
-        return int(value)
-    except ValueError:
-        raise UsageError(f"{label} must be a whole number, got {value!r}") from None
+        values = parse_options(subject, given, options_of(ParameterServer))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    made = ParameterServer(**values)  # type: ignore[arg-type]
+    _check(subject, made, values)
+    return made
 
 
 def _check(label: str, made: ParameterServer, given: Mapping[str, Any]) -> None:

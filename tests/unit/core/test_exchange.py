@@ -124,7 +124,7 @@ def test_steps_are_whole_numbers() -> None:
         ("average:bits=1", "one of predivide, warmup, distributed_after, got 'bits=1'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
         ("average:predivide=0", "predivide must be a positive number, got 0.0"),
-        ("adasum:warmup=1.5", "warmup must be a whole number, got 1.5"),
+        ("adasum:warmup=1.5", "warmup must be a whole number, got '1.5'"),
         ("adasum:warmup=1,warmup=2", "warmup is given twice"),
         ("local", "exchange 'local': needs steps="),
         ("local:steps=2,state=drop", "state must be one of keep, average, reset, got drop"),
