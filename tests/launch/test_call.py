@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from called import BoomError, UnpicklableError, summed
-from hosts import AGENT, require_hosts, write_hostfile
+from hosts import AGENT, require_hosts
 from job import Job
 from ranks import start
 
@@ -196,23 +196,6 @@ def test_ranks_of_two_hosts_meet() -> None:
         ("nodea", ["1", "3", "1", "2", "0"], 6.0),
         ("nodeb", ["2", "3", "0", "1", "1"], 6.0),
     ]
-
-
-@pytest.mark.usefixtures("two_hosts")
-def test_an_exception_on_another_host(tmp_path: Path) -> None:
-    def fails() -> None:
-        import hvdtrain.torch as hvd
-
-        hvd.init()
-        if hvd.rank() == 1:
-            raise BoomError(7, socket.gethostname())
-        hvd.barrier()  # in which the other waits for it
-
-    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [1, 1])
-    with pytest.raises(BoomError) as caught:
-        hvdtrain.run(fails, hostfile=hostfile)
-    assert caught.value.args == (7, "node1")
-    assert caught.value.__notes__[0].startswith("on rank 1 of 2:\nTraceback")
 
 
 def test_the_address_of_the_first_rank() -> None:

@@ -4,19 +4,17 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from page_blocks import blocks
 from ranks import run_ranks, start
 from tensorflow_environment import tensorflow_python
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "torch.md"], ids=lambda page: str(page.name))
-def test_the_loop(page: Path, tmp_path: Path) -> None:
-    code, *_ = blocks(page, "python")
+def test_the_loop(tmp_path: Path) -> None:
+    """That for Keras is run by the tests of Keras."""
+    code, _ = blocks(ROOT / "README.md", "python")
     script = tmp_path / "script.py"
     script.write_text(code)
     done = run_ranks(script, 2, cases_expected=False)
@@ -24,12 +22,6 @@ def test_the_loop(page: Path, tmp_path: Path) -> None:
     assert len(losses) == 2
     assert losses[0] == losses[1]
     assert float(losses[0]) < 5.0
-
-
-def test_the_keras_program() -> None:
-    """It is that of the page on Keras, which the tests of Keras run."""
-    *_, code = blocks(README, "python")
-    assert [code] == blocks(DOCS / "keras.md", "python")
 
 
 def test_the_table_of_options() -> None:

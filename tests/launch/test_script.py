@@ -94,19 +94,3 @@ def test_as_horovod_is_for_scripts() -> None:
     done = start([sys.executable, "-m", "hvdtrain", "run", "--as-horovod", "-np", 2]).end()
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch("hvdtrain: --as-horovod is for a script: .*\n", done.stderr)
-
-
-def test_a_script_that_fails_says_so_once(tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(
-        "import horovod.torch as hvd\nhvd.init()\n"
-        "if hvd.rank() == 1:\n    raise ValueError('boom')\nhvd.barrier()\n"
-    )
-    done = start([sys.executable, "-m", "hvdtrain", "run", "-np", 2, script]).end(code=1)
-    told = re.findall(r"\[rank [^\n]*", done.stderr)  # mpirun may have begun the line
-    assert told == [
-        "[rank 1/2] Traceback (most recent call last):",
-        f'[rank 1/2]   File "{script}", line 4, in <module>',
-        "[rank 1/2]     raise ValueError('boom')",
-        "[rank 1/2] ValueError: boom",
-    ]

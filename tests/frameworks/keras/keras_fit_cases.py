@@ -19,7 +19,7 @@ import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import DistributedMixin, training_state
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "keras.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 # What one rank gives is compiled on JAX alone, where to run each operation takes longer.
 EAGERLY = keras.backend.backend() != "jax"
 ROWS = 4  # of each rank in a step
@@ -317,9 +317,9 @@ def the_documented_fit() -> str | None:
     # To import scikit-learn takes longer than all the rest, and JAX compiles for long.
     if hvd.size() > 2 or keras.backend.backend() == "jax":
         return None
-    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    *_, code = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, str(README), "exec"), names)
     history = names["history"].history
     assert history["accuracy"][-1] > 0.9
     return digest(names["model"].weights) + str(history)

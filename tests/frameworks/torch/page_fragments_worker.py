@@ -1,6 +1,5 @@
 """Runs what pages show of a script: with names that such a script has, and a step after it."""
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,8 @@ from torch import nn
 
 import hvdtrain.torch as hvd
 
-# Pages, and which of their blocks.
-FRAGMENTS = [
-    ("docs/checkpoints.md", 0), ("docs/exchanges/auto.md", 0), ("docs/exchanges/nbit.md", 0),
-    ("docs/exchanges/powersgd.md", 0), ("docs/exchanges/topk.md", 0),
-    ("docs/horovod/README.md", 0), ("docs/numerics.md", 0), ("docs/sharded.md", 0),
-    ("docs/timeline.md", 0),
-]  # fmt: skip
+# Pages of docs/, of which the first block is run.
+FRAGMENTS = ("checkpoints.md", "numerics.md", "sharded.md", "timeline.md")
 
 
 def names_of_a_script() -> dict[str, Any]:
@@ -29,14 +23,14 @@ def names_of_a_script() -> dict[str, Any]:
     def loss_of(shard: int) -> torch.Tensor:
         return model(torch.full([2, 8], float(shard))).square().mean()
 
-    given = {"hvd": hvd, "torch": torch, "logging": logging, "model": model, "inner": inner}
+    given = {"hvd": hvd, "torch": torch, "model": model, "inner": inner}
     return {**given, "loss_of": loss_of, "optimizer": inner}
 
 
-def run(page: str, number: int, names: dict[str, Any]) -> None:
-    code = blocks(ROOT / page, "python")[number]
+def run(page: str, names: dict[str, Any]) -> None:
+    code = blocks(ROOT / page, "python")[0]
     before = names["optimizer"]
-    exec(compile(code, f"{page}: {number}", "exec"), names)
+    exec(compile(code, page, "exec"), names)
     if names["optimizer"] is not before and "sharded" not in code:
         names["model"](torch.ones(2, 8)).sum().backward()
         names["optimizer"].step()
@@ -50,12 +44,12 @@ def main() -> None:
     os.chdir(folder)
     weights = {f"model/{name}": value for name, value in nn.Linear(8, 4).state_dict().items()}
     save_file(weights, "checkpoint-0003-9f2c51d07a4be816.safetensors")
-    for page, number in FRAGMENTS:
-        run(page, number, names_of_a_script())
+    for page in FRAGMENTS:
+        run(f"docs/{page}", names_of_a_script())
     names = names_of_a_script()
     names["optimizer"] = names["inner"]
     exec(blocks(ROOT / "docs/exchanges.md", "python")[1], names)
-    run("docs/exchanges.md", 0, {**names, "MyExchange": names["MeanOfSigns"]})
+    run("docs/exchanges.md", {**names, "MyExchange": names["MeanOfSigns"]})
 
 
 main()

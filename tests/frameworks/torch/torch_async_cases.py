@@ -100,10 +100,6 @@ def every_reduction() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
         result = hvd.allreduce(torch.full((3,), r + 1, dtype=dtype), op=hvd.Sum)
         assert (result.dtype, result.tolist()) == (dtype, [ranks_sum()] * 3)
-    # Small addends get lost one by one in half precision, and do not in float32.
-    small = torch.tensor([2048.0 if r == 0 else 0.75], dtype=torch.float16)
-    total = torch.tensor(2048 + 0.75 * (n - 1)).half()
-    assert hvd.allreduce(small, op=hvd.Sum).item() == total.item()
     flags = torch.tensor([r == 0, True, False])
     for op, first in ((hvd.Sum, True), (hvd.Average, n == 1), (hvd.Product, n == 1)):
         assert hvd.allreduce(flags, op=op).tolist() == [first, True, False]

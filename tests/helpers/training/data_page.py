@@ -1,4 +1,4 @@
-"""The code of docs/data.md, and what its loops must come to."""
+"""Loops with samplers on pages, and what they must come to."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,11 @@ from hvdtrain.data.sampling import epoch_permutation
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 
 
-def run_block(word: str) -> dict[str, Any]:
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def run_block(word: str, page: Path = PAGE) -> dict[str, Any]:
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if word in block]
     names: dict[str, Any] = {}
-    exec(compile(block, f"{PAGE}: {word}", "exec"), names)
+    exec(compile(block, f"{page}: {word}", "exec"), names)
     return names
 
 
@@ -32,11 +32,11 @@ def trained(first: list[Any], inputs: Any, targets: Any) -> list[Any]:
     return [weights, bias]
 
 
-def check_keras_loop(word: str) -> list[Any]:
+def check_keras_loop(word: str, page: Path = PAGE) -> list[Any]:
     """Run a block whose model is one of Keras; return its weights, once they are right."""
     import keras
 
-    names = run_block(word)
+    names = run_block(word, page)
     keras.utils.set_random_seed(0)
     first = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)]).get_weights()
     expected = trained(first, names["inputs"], names["targets"])

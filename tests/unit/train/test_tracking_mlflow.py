@@ -31,6 +31,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a database for several tests: making one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
 def facts(directory: Path, resumed_step: int | None = None, **parameters: Any) -> RunInfo:
     directory.mkdir(exist_ok=True)
     return RunInfo(
@@ -83,11 +89,10 @@ def test_a_run_in_a_database_goes_on(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert math.isnan(value)
 
 
-def test_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is a child of the active one, or else of that in MLFLOW_RUN_ID."""
     import mlflow
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # stands where none is given
     experiment_id = client(uri).create_experiment("family")
     named = client(uri).create_run(experiment_id, run_name="named").info.run_id
@@ -138,8 +143,8 @@ def test_files_and_a_store_that_is_gone_for_a_while(
     assert steps.count(2) == steps.count(3) == 1
 
 
-def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+def test_what_cannot_be_opened(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (tmp_path / "file").touch()
     open_trackers("mlflow", facts(tmp_path / "run"), uri, "first").end("stopped")
     refusals = {
@@ -147,8 +152,8 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         r"file/x/m.db cannot be reached: .*": ("run2", f"sqlite:///{tmp_path}/file/x/m.db"),
         r"nonsense://\*\*\*@x: .*": ("run2", "nonsense://me:secret@x"),
         r"IPv6": ("run2", "http://[me:secret@x"),
-        r"run \w+ of \S+/run/mlflow.json was in sqlite\S+/mlflow.db, and is not in \S+other.db: "
-        "pass the earlier --tracking-uri": ("run", f"sqlite:///{tmp_path}/other.db"),
+        r"run \w+ of \S+/run/mlflow.json was in sqlite\S+/mlflow.db, and is not in \S+/other: "
+        "pass the earlier --tracking-uri": ("run", f"{tmp_path}/other"),
     }
     for text, (directory, wrong) in refusals.items():
         with pytest.raises(UsageError, match=text) as caught:
