@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from page_blocks import blocks
 from ranks import run_ranks, start
 from tensorflow_environment import tensorflow_python
@@ -12,9 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
-def test_the_loop(tmp_path: Path) -> None:
-    """That for Keras is run by the tests of Keras."""
-    code, _ = blocks(ROOT / "README.md", "python")
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "torch.md"], ids=lambda page: page.name)
+def test_the_loop(page: Path, tmp_path: Path) -> None:
+    """README's for Keras is run by the tests of Keras."""
+    code, *_ = blocks(page, "python")
     script = tmp_path / "script.py"
     script.write_text(code)
     done = run_ranks(script, 2, cases_expected=False)
