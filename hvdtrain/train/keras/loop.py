@@ -117,10 +117,13 @@ class KerasTrainingState:
             shape = saved[variable.path].shape
             if shape != tuple(variable.shape):
                 raise ValueError(f"its {variable.path} has shape {shape}")
-        for variable in self._model.weights:
-            variable.assign(content["model"][variable.path])
+        self.load_weights(content)
         self.load_optimizer(saved)
         self._set_counters(counters)
+
+    def load_weights(self, content: Mapping[str, Any]) -> None:
+        for variable in self._model.weights:
+            variable.assign(content["model"][variable.path])
 
     def optimizer_state(self) -> dict[str, Array]:
         return _arrays(self._optimizer.variables)
