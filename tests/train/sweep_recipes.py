@@ -40,7 +40,7 @@ def recipe(x: float = 0.0, kind: str = "low", how: str = "well") -> Recipe:
             os.kill(os.getpid(), signal.SIGUSR1)
         if how == "killed" and hvd.rank() == hvd.size() - 1:
             with suppress(FileExistsError):
-                Path("killed").touch(exist_ok=False)
+                Path("killed-once").touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
         return outputs.mean() * (float("nan") if how == "infinite" else 1)
 
