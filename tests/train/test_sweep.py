@@ -156,7 +156,7 @@ def test_others_go_on_without_lost_ranks_and_ctrl_c_stops_all(tmp_path: Path) ->
 def test_hosts_are_divided_among_trials(tmp_path: Path) -> None:
     refused = {
         "run -np 1": "--ranks-per-trial 2 is more than the 1 ranks",
-        "run -np 4 --per-node 2": "needs mpirun, -np N on this host or hosts with their slots",
+        "run -np 4 --elastic": "needs mpirun, -np N on this host or hosts with their slots",
         "": "start the ranks with `python -m hvdtrain run -np RANKS sweep ...`",
         "run -np 4 -- sweep --trials 0": "--trials",
     }
