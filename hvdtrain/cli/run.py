@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain.check.checks import find_cores
 from hvdtrain.cli.main import words_of_train
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import NAMES, Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
@@ -35,6 +38,9 @@ from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
+
+if TYPE_CHECKING:
+    from hvdtrain.train.sweep import Sweep
 
 
 # Everything after the first positional argument belongs to the ranks.
@@ -105,11 +111,18 @@ def command(
         from hvdtrain.cli.train import refuse_wrong_options  # its options take long to import
 
         refuse_wrong_options(words)
+    sweep = None
+    if arguments[:1] == ("sweep",):
+        from hvdtrain.cli.sweep import read_sweep
+
+        sweep = read_sweep(arguments[1:])
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:
         require_tolerance(library, chosen.name)
     request = with_hosts(request, chosen, os.environ)
+    if sweep is not None and sweep.ranks_per_trial is not None:
+        return _run_trials(sweep, request, chosen, dry_run, verbose)
     line = chosen.command(request, os.environ)
     if dry_run:
         click.echo(line.shell())
@@ -119,6 +132,41 @@ def command(
     job = ElasticJob(chosen, request, min_np or 1) if elastic else None
     trains = words is not None or arguments[:1] == ("sweep",)
     return _run(line, job, _interrupts(trains, chosen), verbose or elastic)
+
+
+def _run_trials(
+    sweep: Sweep, request: LaunchRequest, launcher: Launcher, dry_run: bool, verbose: bool
+) -> int:
+    """Train several trials at once, each with a launcher of its own."""
+    from hvdtrain.launch.side_by_side import divided, run_at_once
+    from hvdtrain.train.sweep import close_sweep, prepare_sweep
+
+    each = sweep.ranks_per_trial or 1
+    ranks = request.ranks or total_slots(request.hosts)
+    unnamed = has_allocation(os.environ) and not request.hosts
+    if request.elastic or request.per_node or launcher.name != "mpirun" or unnamed or not ranks:
+        raise UsageError(
+            f"--ranks-per-trial {each} needs mpirun, -np N on this host or hosts with their slots, "
+            "and neither --per-node nor --elastic"
+        )
+    jobs = divided(request, ranks, each, int(find_cores().usable), os.environ)[: sweep.trials]
+    if not jobs:
+        raise UsageError(f"--ranks-per-trial {each} is more than the {ranks} ranks: lower it")
+    if not dry_run:
+        sweep = prepare_sweep(sweep)
+    words = "--start", sweep.start, "--out", str(sweep.options.out)
+    programs = [replace(job, program=(*job.program, *words)) for job in jobs]
+    lines = [launcher.command(program, os.environ) for program in programs]
+    if dry_run:
+        click.echo("\n".join(line.shell() for line in lines))
+        return 0
+    require_reachable(request, os.environ)
+    idle = ranks - each * len(jobs)
+    text = f"trials at once: {len(jobs)}, ranks of each: {each}, idle ranks: {idle}"
+    print(text, flush=True)
+    signals = _interrupts(True, launcher)
+    codes = run_at_once([partial(_run, line, None, signals, verbose) for line in lines])
+    return close_sweep(sweep, codes)
 
 
 def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:

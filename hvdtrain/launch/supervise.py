@@ -90,7 +90,7 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
                 os.write(block, b"\n")
 
 
-_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
@@ -137,7 +137,7 @@ class Launches:
         self._verbose, self._reader = verbose, threading.Thread()
         self._descriptors, self._interrupts = descriptors, list(interrupts)
         # Signals that are ignored here, as under nohup, stay ignored.
-        self._passed_on = {n for n in _PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
+        self._passed_on = {n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
         # If the parent had it ignored, none would be sent, and the wait would never end.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         blocked = self._passed_on | {signal.SIGCHLD}

@@ -6,7 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hvdtrain.train.callbacks import Callback, CallbackState
+    from hvdtrain.train.callbacks import (
+        Callback,
+        CallbackState,
+        LearningRateMonitor,
+        RestoreBestWeights,
+    )
     from hvdtrain.train.find import FoundBatchSize, FoundLr
     from hvdtrain.train.recipe import Recipe
     from hvdtrain.train.session import find_batch_size, find_lr, fit
@@ -16,7 +21,9 @@ __all__ = [
     "CallbackState",
     "FoundBatchSize",
     "FoundLr",
+    "LearningRateMonitor",
     "Recipe",
+    "RestoreBestWeights",
     "find_batch_size",
     "find_lr",
     "fit",
@@ -27,7 +34,9 @@ _MODULES = {
     "CallbackState": "callbacks",
     "FoundBatchSize": "find",
     "FoundLr": "find",
+    "LearningRateMonitor": "callbacks",
     "Recipe": "recipe",
+    "RestoreBestWeights": "callbacks",
     "find_batch_size": "session",
     "find_lr": "session",
     "fit": "session",

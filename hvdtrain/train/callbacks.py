@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hvdtrain.collective import collective
 from hvdtrain.core.exits import own_frame
@@ -18,7 +18,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.train.metrics import Values
 
-__all__ = ["Callback", "CallbackState"]
+__all__ = ["Callback", "CallbackState", "LearningRateMonitor", "RestoreBestWeights"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class CallbackState:
             the loss of this rank's samples of the step (with Keras its mean since the last pause).
         test: loss and metrics of the last evaluation; empty before the first.
         model, optimizer: those of this rank, which callbacks may change alike on all ranks.
+        restore_best: loads the weights of the best evaluation by `--best` (collective), averaged
+            ones of `--ema` included, from its checkpoint; None: there are no test samples.
     """
 
     epoch: int
@@ -44,6 +46,7 @@ class CallbackState:
     optimizer: Any
     rank: int
     size: int
+    restore_best: Callable[[], None] | None
 
 
 class Callback:
@@ -72,6 +75,56 @@ class Callback:
 
     def on_train_end(self, state: CallbackState) -> None:
         """The last step is done; what the model is now, is evaluated and saved."""
+
+
+class LearningRateMonitor(Callback):
+    """Keeps the learning rates of a run, as Lightning's does.
+
+    Args:
+        logging_interval: "step" keeps the rate of each step, "epoch" that of each epoch's last one.
+
+    Attributes:
+        steps: the numbers of the steps, from 1.
+        lrs: their rates by name: "lr", or "lr/pg1", "lr/pg2" and so on if an optimizer of torch has
+            several groups of parameters.
+    """
+
+    def __init__(self, logging_interval: Literal["step", "epoch"] = "step") -> None:
+        if logging_interval not in ("step", "epoch"):
+            raise UsageError(f"logging_interval {logging_interval!r}: give 'step' or 'epoch'")
+        self._interval = logging_interval
+        self.steps: list[int] = []
+        self.lrs: dict[str, list[float]] = {}
+
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        if self._interval == "step":
+            self._note(state)
+
+    def on_epoch_end(self, state: CallbackState) -> None:
+        if self._interval == "epoch":
+            self._note(state)
+
+    def _note(self, state: CallbackState) -> None:
+        groups = getattr(state.optimizer, "param_groups", [])
+        rates = {f"lr/pg{number}": group["lr"] for number, group in enumerate(groups, 1)}
+        for name, rate in (rates if len(groups) > 1 else {"lr": state.lr}).items():
+            self.lrs.setdefault(name, []).append(rate)
+        self.steps.append(state.step)
+
+
+class RestoreBestWeights(Callback):
+    """Ends a run with the weights of its best evaluation; give it to all ranks.
+
+    Keras has restore_best_weights of EarlyStopping for it, Lightning ModelCheckpoint(save_top_k=1).
+    """
+
+    def on_train_begin(self, state: CallbackState) -> None:
+        if state.restore_best is None:
+            raise TrainingError("RestoreBestWeights needs a recipe with test samples")
+
+    def on_train_end(self, state: CallbackState) -> None:
+        assert state.restore_best is not None
+        state.restore_best()
 
 
 MOMENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))

@@ -225,6 +225,7 @@ def _finite(value: Any) -> Any:
 
 # Left by a run that is to be resumed, after its checkpoint.
 MARKER = "requeue"
+LOG = "log.txt"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 

@@ -118,10 +118,23 @@ class Run:
             test = {} if self._evaluated is None else self._evaluated.values
             step = self._progress.step + self._state.taken
             place = topology.rank, topology.size
+            restore = self._restore_best if self._test_samples else None
             lr = self._step_plan.lr(max(step - 1, 0))  # Keras on jax knows its own after `fit` only
-            return CallbackState(self._epoch, step, lr, train(), test, *loop.trained, *place)
+            return CallbackState(
+                self._epoch, step, lr, train(), test, *loop.trained, *place, restore
+            )
 
         self._callbacks.call(moment, state)
+
+    @collective
+    def _restore_best(self) -> None:
+        """Load the weights of the best evaluation on all ranks."""
+        best, run_log = self._progress.best, self._run_log
+        if best is None:
+            raise TrainingError("there is no evaluation yet whose weights could be restored")
+        self._loop.synchronize()  # which may change weights only before
+        step = best.step
+        self._loop.state.load_weights(call_on_root(lambda: run_log and run_log.best_weights(step)))
 
     @property
     def _ends(self) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from hvdtrain.errors import TrainingError
 from hvdtrain.files import replacing
+from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import Saver, best_file
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
 from hvdtrain.train.options import TrainOptions
@@ -88,6 +91,21 @@ class RunLog:
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
         about = self._about(progress, exchange)
         return {**about, **self._setup.loop.state.snapshot().content()}
+
+    def best_weights(self, step: int) -> dict[str, Any]:
+        """Read what load_weights() takes from the best checkpoint, made after a step."""
+        self._saver.finish()
+        places, resumed = [self._directory], self._options.resume
+        if resumed not in ("auto", "never"):
+            places.append(Path(resumed).parent)  # of another run, which this one continues
+        for path in filter(None, map(best_file, places)):
+            content = load_checkpoint(path, self._setup.loop.state.tensor_library)
+            if content["step"] == step:
+                return {name: content[name] for name in ("model", "extras") if name in content}
+        raise TrainingError(
+            f"the checkpoint of the best evaluation, after step {step}, is not in "
+            f"{' or '.join(map(str, places))}: its weights cannot be restored"
+        )
 
     def _about(self, progress: Progress, exchange: dict[str, Any] | None) -> dict[str, Any]:
         setup = self._setup

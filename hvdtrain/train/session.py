@@ -31,6 +31,7 @@ from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots, timers_of
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import (
+    LOG,
     RanksJoined,
     RanksLost,
     Summary,
@@ -350,15 +351,18 @@ class _Session:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        prints = world.topology.rank == 0 and not options.quiet
+        first = world.topology.rank == 0
+        prints = first and not options.quiet
+        log = setup.state.directory / LOG if first else None
         with (
             ExitStack() as pages,
-            Terminal(prints, bar=prints and on_terminal()) as terminal,
+            Terminal(prints, bar=prints and on_terminal(), log=log) as terminal,
         ):
+            terminal.print(lines)
             if options.live:
                 page = _live_page(setup.state.directory)
-                lines.append(f"  live     {call_on_root(lambda: pages.enter_context(page))}")
-            terminal.print(lines)
+                address = call_on_root(lambda: pages.enter_context(page))
+                terminal.print([f"  live     {address}"], kept=False)  # others may read the log
             run_log = _open_run_log(options, setup)
             timers = {} if self._snapshots is None else self._snapshots.timers
             heartbeat = Heartbeat(world, self._signals, {**timers_of(options), **timers})
@@ -380,6 +384,9 @@ class _Session:
                     summary = self._run.run()
                 require_all()
                 return summary
+            except HvdtrainError as error:
+                terminal.keep([str(error)])
+                raise
             finally:
                 if run_log is not None:
                     run_log.close()

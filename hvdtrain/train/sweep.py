@@ -1,12 +1,14 @@
-"""Sweeps: Optuna proposes options, and all ranks train one trial after the other with them."""
+"""Sweeps: Optuna proposes options, and ranks train one trial after the other with them."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -144,35 +146,55 @@ def _optuna_errors(storage: str) -> Iterator[None]:
         raise UsageError(f"the study in {storage}: {one_line(error)}") from error
 
 
-class _Study:
-    """Optuna's study of a sweep, and the files and the tracker that show it (rank 0 only)."""
+def _import_optuna() -> Any:
+    try:
+        import optuna
+        import optuna.storages.journal
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{error.name} is not installed, which proposes the trials of a sweep: pip install "
+            "'hvdtrain[sweep]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
-    def __init__(self, asked: Sweep, directory: Path, maximizes: bool) -> None:
-        try:
-            import optuna
-            import optuna.storages.journal
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"{error.name} is not installed, which proposes the trials of a sweep: pip install "
-                "'hvdtrain[sweep]'"
-            ) from error
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._asked, self._directory = optuna, asked, directory
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Let one job at a time be in the block, where the file system has locks."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Study:
+    """Optuna's study of a sweep, and the files and the tracker that show it (rank 0 only).
+
+    Args:
+        maximizes: whether more is better; None: as the study says, which is there.
+    """
+
+    def __init__(self, asked: Sweep, directory: Path, maximizes: bool | None) -> None:
+        self._optuna, self._asked, self._directory = _import_optuna(), asked, directory
         self._storage = masked(asked.storage or str(directory / STUDY))
         direction: Literal["maximize", "minimize"] = "maximize" if maximizes else "minimize"
         with _optuna_errors(self._storage):
             storage: Any = asked.storage
             if storage is None:
-                backend = optuna.storages.journal.JournalFileBackend(str(directory / STUDY))
-                storage = optuna.storages.JournalStorage(backend)
-            self._study = optuna.create_study(
+                backend = self._optuna.storages.journal.JournalFileBackend(str(directory / STUDY))
+                storage = self._optuna.storages.JournalStorage(backend)
+            self._study = self._optuna.create_study(
                 storage=storage,
                 study_name=directory.name,
                 direction=direction,
                 load_if_exists=True,
-                pruner=None if asked.prune else optuna.pruners.NopPruner(),
+                pruner=None if asked.prune else self._optuna.pruners.NopPruner(),
             )
-            if self._study.direction.name.lower() != direction:
+            if maximizes is not None and self._study.direction.name.lower() != direction:
                 raise UsageError(
                     f"{directory} is a sweep by another --best: name another directory with --out"
                 )
@@ -198,17 +220,31 @@ class _Study:
             os.environ[_PARENT] = kept["run_id"]
         return trackers
 
+    def _counts(self) -> tuple[bool, int]:
+        """Return whether trials have ended or run in enough number, and how many were stopped."""
+        known = self._study.get_trials()
+        interrupted = sum(trial.user_attrs.get("problem") == _INTERRUPTED for trial in known)
+        ended = sum(trial.state.is_finished() for trial in known) - interrupted
+        return ended + len(self._running()) >= self._asked.trials, interrupted
+
+    def _running(self) -> list[Any]:
+        """Return the trials that jobs of this start train, or did until their ranks were lost."""
+        states, start = [self._optuna.trial.TrialState.RUNNING], self._asked.start
+        trials = self._study.get_trials(states=states) if start else []
+        return [trial for trial in trials if trial.user_attrs.get("start") == start]
+
     def ask(self) -> tuple[int, dict[str, Any]] | None:
         """Return the number and the values of the next trial; None if there are enough."""
         with _optuna_errors(self._storage):
-            known = self._study.get_trials()
-            interrupted = [t for t in known if t.user_attrs.get("problem") == _INTERRUPTED]
-            ended = sum(trial.state.is_finished() for trial in known) - len(interrupted)
-            if ended >= self._asked.trials:
-                return None
-            trial = self._trial = self._study.ask()
+            with _alone_in(self._directory):
+                enough, interrupted = self._counts()
+                if enough:
+                    return None
+                trial = self._trial = self._study.ask()
+                if self._asked.start:
+                    trial.set_user_attr("start", self._asked.start)
             # A sweep that goes on draws what it would have drawn in one go.
-            number = trial.number - len(interrupted)
+            number = trial.number - interrupted
             entropy = np.random.SeedSequence([self._asked.options.seed, number])
             seed = int(entropy.generate_state(1)[0])
             self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
@@ -255,7 +291,8 @@ class _Study:
                 "state": trial.state.name.lower(),
                 "value": trial.value,
                 "values": trial.params,
-                **trial.user_attrs,
+                **({"problem": "its ranks were lost"} if trial.state.name == "FAIL" else {}),
+                **{n: v for n, v in trial.user_attrs.items() if n != "start"},
                 "directory": _folder(trial.number),
             }
             for trial in trials
@@ -284,6 +321,14 @@ class _Study:
         """End the tracker, unless it has been ended."""
         self._trackers.end(status)
         os.environ.pop(_PARENT, None)
+
+    def lose_trials(self) -> bool:
+        """Record trials of this start whose ranks are gone; return whether there are enough."""
+        with _optuna_errors(self._storage):
+            enough, _ = self._counts()
+            for trial in self._running():
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+            return enough
 
     def close(self, finished: bool) -> list[str]:
         """End the tracker, and return the last lines."""
@@ -348,6 +393,8 @@ class Sweep:
         trials: how many trials to end, those before a resume included.
         storage: address of Optuna's storage; None: a file in the directory.
         prune: whether to end trials early whose evaluations are worse than the median.
+        ranks_per_trial: on how many ranks each trial trains, several at once; None: on all.
+        start: the same for jobs that `run` has started at once to train these trials.
     """
 
     options: TrainOptions
@@ -355,6 +402,8 @@ class Sweep:
     trials: int
     storage: str | None = None
     prune: bool = True
+    ranks_per_trial: int | None = None
+    start: str = ""
 
     def __post_init__(self) -> None:
         for one in OPTIONS:
@@ -366,6 +415,34 @@ class Sweep:
             raise UsageError("a sweep needs --search NAME=..., once for each name")
 
 
+def prepare_sweep(asked: Sweep) -> Sweep:
+    """Return a sweep that jobs can train at once, with its directory (before there are ranks)."""
+    _import_optuna()
+    if "mlflow" in tracker_names(asked.options.track):
+        raise UsageError("--ranks-per-trial does not go with --track mlflow: leave one of them out")
+    directory = _directory(asked.options)
+    options = replace(asked.options, out=directory)
+    return replace(asked, options=options, start=secrets.token_hex(4))
+
+
+def close_sweep(asked: Sweep, codes: Sequence[int]) -> int:
+    """Print the results of a sweep whose jobs have ended, and return the exit code (no rank)."""
+    failed, directory = max(codes), asked.options.out
+    assert directory is not None
+    if failed and not (directory / RESULTS).exists():
+        return failed
+    study = _Study(asked, directory, None)
+    enough = study.lose_trials()
+    _print(asked.options, 0, *study.close(enough))
+    return 0 if enough else failed
+
+
+def _directory(options: TrainOptions) -> Path:
+    directory = options.out or new_directory(RUNS, f"sweep-{options.recipe_title}")
+    prepare_directory(directory)
+    return directory
+
+
 @collective
 def run_sweep(asked: Sweep) -> bool:
     """Train trials until there are enough, or a signal stops them; return whether there are."""
@@ -373,8 +450,7 @@ def run_sweep(asked: Sweep) -> bool:
     rank, maximizes = join_world(options).topology.rank, _maximizes(asked)
 
     def open_study() -> Path:
-        directory = options.out or new_directory(RUNS, f"sweep-{options.recipe_title}")
-        prepare_directory(directory)
+        directory = _directory(options)
         opened.append(_Study(asked, directory, maximizes))
         return directory
 
@@ -392,7 +468,8 @@ def run_sweep(asked: Sweep) -> bool:
                 outcome = _train(options, values, directory / _folder(number), study, signals)
                 interrupted = outcome.problem == _INTERRUPTED
                 _print(options, rank, call_on_root(partial(_Study.tell, study, outcome, values)))
-            _print(options, rank, *call_on_root(lambda: study.close(enough)))
+            if not asked.start:
+                _print(options, rank, *call_on_root(lambda: study.close(enough)))
     finally:
         if study is not None:
             study.end("failed")

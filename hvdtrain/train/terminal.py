@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -226,10 +227,14 @@ def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
 
 
 class Terminal:
-    """Prints lines, with a progress bar below them if there is a terminal to show it."""
+    """Prints lines, with a progress bar below them if there is a terminal to show it.
 
-    def __init__(self, prints: bool, bar: bool) -> None:
-        self._prints = prints
+    Args:
+        log: the file that keeps the lines, also of those who print none.
+    """
+
+    def __init__(self, prints: bool, bar: bool, log: Path | None = None) -> None:
+        self._prints, self._log = prints, log
         self._bar: Bar | None = _new_bar() if prints and bar else None
 
     def __enter__(self) -> Self:
@@ -241,14 +246,22 @@ class Terminal:
         if self._bar is not None:
             self._bar.stop()
 
-    def print(self, lines: Iterable[str]) -> None:
+    def keep(self, lines: Sequence[str]) -> None:
+        """Add lines to the log alone."""
+        if self._log is not None:
+            with suppress(OSError), open(self._log, "a", encoding="utf-8", errors="replace") as log:
+                log.writelines(f"{line}\n" for line in lines)
+
+    def print(self, lines: Sequence[str], kept: bool = True) -> None:
+        if kept:
+            self.keep(lines)
         for line in lines if self._prints else ():
             if self._bar is None:
                 builtins.print(line, flush=True)
             else:
                 self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def end(self, lines: Iterable[str]) -> None:
+    def end(self, lines: Sequence[str]) -> None:
         """Remove the bar and print the last lines.
 
         mpirun passes on what ends with a newline: without these lines the bar would stay until the

@@ -172,8 +172,12 @@ def test_a_live_page_shows_what_was_written_since(tmp_path: Path, browser: Brows
         assert "is not a run: it has no metrics.jsonl" in page.content()
         make_run(tmp_path / "made")
         metrics.write_bytes((tmp_path / "made" / "metrics.jsonl").read_bytes())
+        lines = [f"line {number}" for number in range(150)]
+        (tmp_path / "log.txt").write_text("\n".join([*lines, HOSTILE]))
         reply = page.reload()
         assert reply is not None
+        assert page.inner_text("#log pre").splitlines() == [*lines[51:], HOSTILE]
+        assert page.locator("img").count() == 0
         assert reply.headers["refresh"] == "15"
         assert page.locator("figure[data-metric='loss']").count() == 1
         for wrong in (address[:-1], address.rpartition("/")[0]):
@@ -208,6 +212,10 @@ def test_training_serves_its_page_on_the_loopback_device_while_it_lasts(
         page.set_default_timeout(PATIENCE_MILLISECONDS)
         page.goto(address)
         assert page.locator("figure[data-metric='loss']").count() == 1
+        log = page.inner_text("#log pre")
+        assert "training" in log.partition("\n")[0]
+        assert "\nepoch       1/1000000  train loss " in log
+        assert "http" not in log
         open_ends = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
         assert re.findall(rf" (\w+):{port:04X} \w+:0000 0A ", open_ends) == ["0100007F"]
         job.interrupt()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +237,15 @@ def test_with_keras(tmp_path: Path) -> None:
         ["evaluate", "run"],
         ["predict", "run", "a.npy", "--out", "a-out.npy"],
     ]
+    down: list[object] = [
+        *("train", f"{own}:valley", "--framework", "keras", "--quiet", "--momentum", 0),
+        *("--lr", 0.125, "--lr-scaling", "none", "--global-batch-size", 4),
+        *("--evaluate-every", "2 steps", "--checkpoint-every", "4 steps"),
+    ]
+    restored = [
+        [*down, "--out", "valley", "--epochs", 3, "--shard-optimizer"],
+        [*down, "--out", "valley", "--epochs", 4, "--resume", "auto"],
+    ]
     early = ["train", f"{own}:stopped", *train[2:-1], "early", "--epochs", 5]
     wrong: list[list[object]] = [
         *(["train", RECIPES, "--framework", "keras"], ["train", own]),
@@ -243,15 +253,21 @@ def test_with_keras(tmp_path: Path) -> None:
     ]
     outputs, measured = [], []
     for size, backend, commands in (
-        (2, "torch", [train, *use, early, *wrong]),  # where a Keras model is a module of torch, too
-        (1, "tensorflow", use),
+        # A Keras model is a module of torch, too, on torch.
+        (2, "torch", [train, *use, *restored, early, *wrong]),
+        (1, "tensorflow", [*use, *restored]),
     ):
         how = {"python": tensorflow_python(), "env": keras_variables(backend)}
         results = outcomes(commands, tmp_path, size, **how)
-        used = results[1:3] if size == 2 else results
+        used = results[1:3] if size == 2 else results[:2]
         if size == 2:
-            stopped, *refused = results[3:]
+            stopped, *refused = results[5:]
             assert stopped.returncode == 0, stopped
+        assert [result.returncode for result in results[size - 1 : size + 3]] == [0] * 4, results
+        summary = summary_of(tmp_path / "valley")
+        assert (summary["steps"], summary["best"]["step"]) == (12, 4)
+        assert summary["final"]["loss"] == pytest.approx(0.08**2)
+        shutil.rmtree(tmp_path / "valley")
         assert [result.returncode for result in used] == [0, 0], used
         measured.append(json.loads(used[0].stdout))
         outputs.append(np.load(tmp_path / "a-out.npy"))

@@ -3,13 +3,16 @@
 import json
 import re
 import shlex
+import signal
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outcomes import outcomes
 from paths import TESTS
+from ranks import start
 from run_files import summary_of
 
 optuna = pytest.importorskip("optuna")
@@ -105,6 +108,73 @@ def test_trials_are_exact_pruned_recorded_and_resumed(tmp_path: Path, size: int)
     assert {run.info.status for run in (parent, *runs.values())} == {"FINISHED"}
     values = client.get_metric_history(parent.info.run_id, "trial/loss")
     assert [one.value for one in values] == [trial["value"] for trial in whole[:4]]
+
+
+def _at_once(ranks: int, *words: object) -> list[object]:
+    own = ["--ranks-per-trial", 2, "--no-prune", "--search", "set.x=-5..10."]
+    return [sys.executable, "-m", "hvdtrain", "run", "-np", ranks, *words, *own]
+
+
+def test_trials_at_once_are_those_of_one_job(tmp_path: Path) -> None:
+    search = ["--search", "set.how=well,raises", "--search", "lr=0.001..0.1:log"]
+    words = _at_once(5, *_sweep("both", 6, *search))
+    done = start(words, cwd=tmp_path).end(code=0)
+    assert done.stdout.startswith("trials at once: 2, ranks of each: 2, idle ranks: 1\n")
+    (alone,) = outcomes([[*_sweep("alone", 6, *search), *words[-3:]]], tmp_path, 2)
+    ends = [said.partition("the best by loss:")[2] for said in (done.stdout, alone.stdout)]
+    assert ends[0] == ends[1].replace("alone", "both")
+    both, one_by_one = _trials(tmp_path / "both"), _trials(tmp_path / "alone")
+    assert {trial["state"] for trial in both} == {"complete", "fail"}
+    for trial, other in zip(both, one_by_one, strict=True):
+        del trial["seconds"], other["seconds"]
+        assert trial == other
+        if trial["state"] == "complete":
+            folders = (tmp_path / name / trial["directory"] for name in ("both", "alone"))
+            first, second = map(summary_of, folders)
+            assert first["weights_sha256"] == second["weights_sha256"]
+            assert (first["world_size"], first["final"]["loss"]) == (2, trial["value"])
+
+
+def test_others_go_on_without_lost_ranks_and_ctrl_c_stops_all(tmp_path: Path) -> None:
+    killed = _at_once(4, *_sweep("killed", 4, "--set", "how=killed"))
+    done = start(killed, cwd=tmp_path).end(code=0)
+    assert "the best by loss:" in done.stdout
+    trials = _trials(tmp_path / "killed")
+    assert sorted(trial["state"] for trial in trials) == ["complete"] * 3 + ["fail"]
+    assert [t["problem"] for t in trials if t["state"] == "fail"] == ["its ranks were lost"]
+    with start(_at_once(4, *_sweep("halted", 10000)), cwd=tmp_path) as job:
+        job.wait_for_output("trial 0 ")
+        job.wait_for_output("trial 1 ")
+        job.interrupt()
+        done = job.ended(code=128 + signal.SIGINT)
+    assert "the best by loss:" in done.stdout
+    halted = _trials(tmp_path / "halted")
+    assert {trial["state"] for trial in halted} <= {"complete", "fail"}
+    assert {t["problem"] for t in halted if t["state"] == "fail"} <= {"interrupted"}
+
+
+def test_hosts_are_divided_among_trials(tmp_path: Path) -> None:
+    refused = {
+        "run -np 1": "--ranks-per-trial 2 is more than the 1 ranks",
+        "run -np 4 --elastic": "needs mpirun, -np N on this host or hosts with their slots",
+        "": "start the ranks with `python -m hvdtrain run -np RANKS sweep ...`",
+        "run -np 4 -- sweep --trials 0": "--trials",
+    }
+    hosts = ["run", "--dry-run", "-H", "a:5,b:2,c:1,d:3"]
+    words = ["sweep", *_at_once(0)[6:]]
+    commands = [[*hosts, *words], *([*before.split(), *words] for before in refused)]
+    divided, *others = outcomes(commands, tmp_path)
+    lines = divided.stdout.splitlines()
+    expected = [("a:2", "0,1"), ("a:2", "2,3"), ("b:2", None), ("d:2", "0,1")]
+    assert len(lines) == len(expected)
+    for line, (host, gpus) in zip(lines, expected, strict=True):
+        assert f" -host {host} -x " in line
+        assert " -np 2 " in line
+        assert gpus is None or f"CUDA_VISIBLE_DEVICES={gpus} " in line
+    for one, problem in zip(others, refused.values(), strict=True):
+        assert (one.returncode, one.stdout) == (2, "")
+        assert problem in one.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_searched_is_refused(tmp_path: Path) -> None:

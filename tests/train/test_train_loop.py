@@ -40,13 +40,25 @@ RESUMED: dict[str, dict[str, Any]] = {
     # The worker has all runs choose alike, whatever they measure.
     "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True, "quiet": False},
 }
+RESTORED = {**VALLEY, "kind": "restoring"}
+RESTORING: dict[str, dict[str, Any]] = {
+    "restoring": {**RESTORED, "epochs": 3},
+    "restoring on": {**RESTORED, "epochs": 4, "resume": "auto", "out": "restoring"},
+    "restoring elsewhere": {**RESTORED, "epochs": 5, "after": "restoring"},
+    "restoring averages": {**RESTORED, "epochs": 3, "ema": 0.5},
+    "restoring shared": {**RESTORED, "epochs": 3, "shard_optimizer": True},
+}
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
     "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
     "dry": {**NOISY, "dry_run": 2},
     "overfit": {**NOISY, "overfit": 2, "epochs": 3},
-    "restoring": {**VALLEY, "kind": "restoring", "epochs": 3},
-    "noting": {**VALLEY, "kind": "noting", "epochs": 2, "schedule": "step", "milestones": "1"},
+    **RESTORING,
+    "untested": {**VALLEY, "kind": "untested"},
+    **{
+        kind: {**VALLEY, "kind": kind, "epochs": 2, "schedule": "step", "milestones": "1"}
+        for kind in ("noting", "monitored")
+    },
     "stopping": {**VALLEY, "kind": "stopping"},
     "failing": {**VALLEY, "kind": "failing"},
     "uncalled": {**VALLEY, "kind": "uncalled"},
@@ -127,15 +139,61 @@ def test_evaluations_within_an_epoch_are_told(runs: Any) -> None:
     assert times == sorted(times)
 
 
-def test_callbacks_restore_the_best_weights_and_note_rates(runs: Any) -> None:
-    """Nine steps, and the best evaluation after the fourth; a milestone after epoch 1."""
-    for result in runs[1]["restoring"]:
-        assert (result["steps"], result["ended"]) == (9, "epochs")
-        assert result["final"] == {"loss": pytest.approx(0.02**2)}
-        assert len(set(result["weights_sha256"])) == 1
-    newest = checkpoint_files(runs[0] / "restoring")[0]
-    assert position_of(newest) == (3, 0)
-    assert float(load_checkpoint(newest, "pt")["model"]["weight"]) == pytest.approx(-0.4)
+def require_restored(results: dict[str, list[Any]], directory: Path) -> None:
+    """Three steps an epoch, and the best evaluation after the fourth; that of averages later."""
+    for name, epochs, best, weight in (
+        *(
+            ("restoring", 3, 4, -0.4),
+            ("restoring on", 4, 4, -0.4),
+            ("restoring elsewhere", 5, 4, -0.4),
+            ("restoring shared", 3, 4, -0.4),
+        ),
+        (
+            "restoring averages",
+            3,
+            6,
+            sum(-step / 10 / 2 ** (7 - step) for step in range(2, 7)) - 0.1 / 32,
+        ),
+    ):
+        for result in results[name]:
+            assert (result["steps"], result["ended"]) == (3 * epochs, "epochs")
+            assert result["best"]["step"] == best
+            assert result["final"] == {"loss": pytest.approx((weight + 0.42) ** 2)}
+            assert len(set(result["weights_sha256"])) == 1
+        folder = directory / name.removesuffix(" on")
+        kept = best_file(directory / "restoring" if name.endswith("elsewhere") else folder)
+        newest = checkpoint_files(folder)[0]
+        assert kept is not None
+        found, restored = (
+            load_checkpoint(path, "pt")["model"]["weight"] for path in (newest, kept)
+        )
+        assert float(found) == float(restored) == pytest.approx(-best / 10)
+
+
+def test_the_best_weights_are_restored(runs: Any) -> None:
+    require_restored(runs[1], runs[0])
+    for result in runs[1]["untested"]:
+        assert result["failed"] == "RestoreBestWeights needs a recipe with test samples"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_best_weights_are_restored_on_more_or_fewer_ranks(size: int, tmp_path: Path) -> None:
+    trained = TrainedCases(tmp_path, {size: RESTORING})
+    results = {name: trained.results(size, name) for name in RESTORING}
+    require_restored(results, trained.directory(size, ""))
+
+
+def test_callbacks_note_rates(runs: Any) -> None:
+    """A milestone after epoch 1 of three steps."""
+    rates = [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]
+    for result in runs[1]["monitored"]:
+        (steps, by_step), (ends, by_epoch) = result["seen"]
+        assert (steps, ends) == ([1, 2, 3, 4, 5, 6], [3, 6])
+        assert set(by_step) == set(by_epoch) == {"lr/pg1", "lr/pg2"}
+        for number in (1, 2):
+            assert by_step[f"lr/pg{number}"] == pytest.approx([number * rate for rate in rates])
+            assert by_epoch[f"lr/pg{number}"] == by_step[f"lr/pg{number}"][2::3]
     first, *others = runs[1]["noting"]
     assert first["seen"] == []  # it has no callback
     weights = [0, -0.1, -0.2, -0.3, -0.31, -0.32, -0.33]

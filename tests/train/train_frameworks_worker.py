@@ -1,5 +1,6 @@
 """Trains with Keras: train_frameworks_worker.py DIRECTORY EPOCHS; reports traces and distances."""
 
+import importlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sampling import epoch_permutation, global_batch, steps_per_epoch
 from hvdtrain.devices import DeviceWish
-from hvdtrain.errors import TrainingError
+from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
@@ -124,6 +125,14 @@ def regularized(plain: Callable[[], Recipe]) -> Recipe:
     for variable in recipe.model.trainable_variables:
         variable.regularizer = keras.regularizers.L2(0.01)
     return recipe
+
+
+def normalized(plain: Callable[[], Recipe]) -> Recipe:
+    """Normalizes over all ranks, which have 19 and 18 samples of the last batch."""
+    layer = importlib.import_module("hvdtrain.tensorflow").SyncBatchNormalization
+    layers = [keras.layers.Flatten(), layer(name="normal"), keras.layers.Dense(10, name="dense")]
+    model = keras.Sequential([keras.Input([1, 8, 8]), *layers], name="digits")
+    return replace(plain(), model=model)
 
 
 def distance_from_plain_keras(
@@ -257,6 +266,13 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
         distance_from_plain_keras({**options, "shard_optimizer": True}, directory / "shared"),
         distance_from_plain_keras(local, directory / "local", momentum=0.0),
     ]
+    patch.undo()
+    weights_of_plain_keras.cache_clear()
+    patch.setattr(digits_keras, "recipe", partial(normalized, digits_keras.recipe))
+    distances.append(distance_from_plain_keras(options, directory / "normalized"))
+    tiny = {**options, "global_batch_size": 718}  # of 1437 samples the last batch has one
+    with pytest.raises(UsageError, match="BatchNormalization needs one on each"):
+        train(TrainOptions(out=directory / "tiny", quiet=True, **tiny))
     patch.undo()
     return {"calls": calls, "distance": max(distances)}
 

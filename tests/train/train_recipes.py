@@ -1,6 +1,5 @@
 """What train_worker.py trains: functions by the names that its cases call their kinds."""
 
-import copy
 import random
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.train import Callback, CallbackState
+from hvdtrain.train import Callback, CallbackState, LearningRateMonitor, RestoreBestWeights
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipes.digits import recipe as plain
@@ -214,20 +213,6 @@ def valley() -> Recipe:
     return Recipe(Sinking(), samples(12, 0), loss, test=samples(5, 1))
 
 
-class BestWeights(Callback):
-    def __init__(self) -> None:
-        self.loss, self.weights = float("inf"), dict[str, Any]()
-
-    def on_test_end(self, state: CallbackState) -> None:
-        loss = state.test["loss"]
-        assert isinstance(loss, float)
-        if loss < self.loss:
-            self.loss, self.weights = loss, copy.deepcopy(state.model.state_dict())
-
-    def on_train_end(self, state: CallbackState) -> None:
-        state.model.load_state_dict(self.weights)
-
-
 class Noting(Callback):
     """Notes rate and loss of each step, and the other moments."""
 
@@ -257,7 +242,24 @@ class Failing(Callback):
 
 
 def restoring() -> Recipe:
-    return replace(valley(), callbacks=[BestWeights()])
+    return replace(valley(), callbacks=[RestoreBestWeights()])
+
+
+def untested() -> Recipe:
+    return replace(restoring(), test=None)
+
+
+def monitored() -> Recipe:
+    """Two groups of parameters, the second of twice the rate."""
+    recipe, monitors = valley(), [LearningRateMonitor(), LearningRateMonitor("epoch")]
+    recipe.model.unused = nn.Parameter(torch.zeros(3))
+    recipe.model.seen = [[monitor.steps, monitor.lrs] for monitor in monitors]
+
+    def optimizer(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        groups: Any = [{"params": [one], "lr": n * lr} for n, one in enumerate(parameters, 1)]
+        return torch.optim.SGD(groups, lr)
+
+    return replace(recipe, optimizer=optimizer, callbacks=monitors)
 
 
 def noting() -> Recipe:

@@ -3,8 +3,8 @@
 CASES is a JSON list of TrainOptions with more keys: "kind" says what is trained, a function of
 train_recipes.py; "apart" lets each rank be on a node of its own; "eager" has the ranks tell each
 other after each step; "stop" says after which step of this start the last rank gets SIGUSR1, and
-"kill" after which it gets SIGKILL, once the checkpoint "saved" is there. Each rank reports one
-result for each case.
+"kill" after which it gets SIGKILL, once the checkpoint "saved" is there; "after" names
+the case whose last checkpoint it continues. Each rank reports one result for each case.
 """
 
 import json
@@ -68,6 +68,8 @@ def kill_once_there_is(directory: Path, name: str, seen: Any) -> None:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     kind, out = case.pop("kind"), Path(case.pop("out"))
     eager, stop, kill, saved = (case.pop(key, None) for key in ("eager", "stop", "kill", "saved"))
+    if "after" in case:
+        case["resume"] = str(checkpoint_files(out.parent / case.pop("after"))[0])
     nodes = nodes_of_their_own if case.pop("apart", False) else nullcontext
     made: list[Recipe] = []
 

@@ -97,6 +97,7 @@ _RANKS = "ranks.jsonl"
 _CONFIG = "config.yaml"
 _ENVIRONMENT = "environment.json"
 _SUMMARY = "summary.json"
+_LOG, _LOG_LINES, _LOG_BYTES = "log.txt", 100, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class RunFiles:
     notes: list[str]
     failures: list[Change]
     joins: list[Change]
+    log: str
 
     @property
     def hosts(self) -> list[str]:
@@ -146,7 +148,18 @@ def read_run(path: Path) -> RunFiles:
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
     changes = read_changes(summary, "failures"), read_changes(summary, "joins")
-    return RunFiles(path, measured, ranks, config, environment, summary, notes, *changes)
+    log = _last_lines(path / _LOG) if (path / _LOG).exists() else ""
+    return RunFiles(path, measured, ranks, config, environment, summary, notes, *changes, log)
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    return "\n".join(text.splitlines()[-_LOG_LINES:])
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -198,14 +198,14 @@ class SampleReader:
 
 
 class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
-    """The batches of this rank in one epoch, padded to one length and read one by one."""
+    """The batches of this rank in one epoch, padded to `rows` if given, and read one by one."""
 
     def __init__(
         self,
         reader: SampleReader,
         step_plan: StepPlan,
         batches: Sequence[Indices],
-        rows: int,
+        rows: int | None,
         epoch: int,
         scale: float | None = 1.0,
     ) -> None:
@@ -223,7 +223,8 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         return inputs, targets, self._weights(self._batches[number], counted)
 
     def _padded(self, batch: Indices) -> tuple[Indices, Array]:
-        return padded(batch[self._step_plan.own_slice(len(batch))], self._rows)
+        own = batch[self._step_plan.own_slice(len(batch))]
+        return padded(own, len(own) if self._rows is None else self._rows)
 
     def _weights(self, batch: Indices, counted: Array) -> Array:
         """Return the weights of this rank's samples, [rows]; padding has weight 0."""
@@ -237,7 +238,7 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         inputs, targets = self._reader.read(np.concatenate([rows for rows, _ in parts]))
         pairs = zip(self._batches, parts, strict=True)
         weights = np.concatenate([self._weights(batch, counted) for batch, (_, counted) in pairs])
-        return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
+        return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": len(parts[0][0])}
 
 
 class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]

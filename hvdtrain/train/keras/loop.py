@@ -17,9 +17,11 @@ from hvdtrain.core.gradients.exchange import Kind
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import Indices, rank_slice
+from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.keras.fit import (
     BatchDataset,
     KerasCallback,
@@ -117,10 +119,13 @@ class KerasTrainingState:
             shape = saved[variable.path].shape
             if shape != tuple(variable.shape):
                 raise ValueError(f"its {variable.path} has shape {shape}")
-        for variable in self._model.weights:
-            variable.assign(content["model"][variable.path])
+        self.load_weights(content)
         self.load_optimizer(saved)
         self._set_counters(counters)
+
+    def load_weights(self, content: Mapping[str, Any]) -> None:
+        for variable in self._model.weights:
+            variable.assign(content["model"][variable.path])
 
     def optimizer_state(self) -> dict[str, Array]:
         return _arrays(self._optimizer.variables)
@@ -144,6 +149,10 @@ def _arrays(variables: Sequence[Any]) -> dict[str, Array]:
     return {v.path: keras.ops.convert_to_numpy(v) for v in variables}
 
 
+def _normalizes(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.BatchNormalization)
+
+
 _EVALUATION_BATCH = 1024
 
 
@@ -157,13 +166,16 @@ class KerasLoop(TrainingLoop):
     """A compiled Keras model in training: its weights, its optimizer and its share of the data.
 
     Every batch of a rank has the same number of samples, so that a step is compiled once. Padding
-    has weight 0. The other samples weigh the number of ranks over the number of samples of all
-    ranks in their step, so that the average over ranks is the gradient of the mean. If ranks
-    exchange weights, a rank steps on the mean of its own samples, and counts with their number.
+    has weight 0. It would enter the statistics of BatchNormalization: with that layer there is
+    none. Samples weigh the number of ranks over the number of samples of all ranks in their step,
+    so that the average over ranks is the gradient of the mean. If ranks exchange weights, a rank
+    steps on the mean of its own samples, and counts with their number.
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
         self._step_plan, self._recipe, self._model = step_plan, recipe, recipe.model
+        self._pads = not any(map(_normalizes, self._model._flatten_layers()))
+        self._require_samples_on_all_ranks()
         self._schedule = StepPlanSchedule(step_plan)
         options = step_plan.options
         self._optimizer = self._make_optimizer()
@@ -203,10 +215,23 @@ class KerasLoop(TrainingLoop):
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
 
-    @property
-    def _rows(self) -> int:
-        """Samples in each batch of this rank, padding included."""
+    def _require_samples_on_all_ranks(self) -> None:
+        """Refuse BatchNormalization where a rank would have no sample for the last step."""
         plan = self._step_plan
+        last = plan.samples % plan.global_batch_size or plan.global_batch_size
+        ranks = plan.options.worker_count(plan.topology.size)
+        if not self._pads and last < ranks:
+            raise UsageError(
+                f"the last batch of an epoch has {counted(last, 'sample')} for {ranks} ranks, and "
+                "BatchNormalization needs one on each: give another --global-batch-size"
+            )
+
+    @property
+    def _rows(self) -> int | None:
+        """Samples in each batch of this rank, padding included; None: there is none."""
+        plan = self._step_plan
+        if not self._pads:
+            return None
         return -(-plan.global_batch_size // plan.options.worker_count(plan.topology.size))
 
     def own_loss(self) -> float:

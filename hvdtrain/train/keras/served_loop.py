@@ -242,7 +242,7 @@ class ServedKerasLoop(KerasLoop):
         """Set the sums of a server to zero, in the shapes that they have on workers."""
         if not all(metric.variables for metric in self._recipe.metrics.values()):
             # Some metrics take shapes from the first batch: this one has only padding.
-            rows, counted = padded(np.arange(0), self._rows)
+            rows, counted = padded(np.arange(0), self._rows or 1)
             inputs, targets = self._train_reader.read(rows)
             weights = counted.astype(self._step_plan.options.dtype)
             self._model.test_on_batch(inputs, targets, weights)

@@ -41,6 +41,9 @@ class TrainingState(Checkpointable, Protocol):
     def load(self, content: Mapping[str, Any]) -> None:
         """Restore the state from the content of a snapshot."""
 
+    def load_weights(self, content: Mapping[str, Any]) -> None:
+        """Restore the weights alone, averaged ones included, from the content of a snapshot."""
+
     def optimizer_state(self) -> Mapping[Any, Any]:
         """Return the optimizer's state of this rank alone, for an exchange of weights."""
 

@@ -158,10 +158,14 @@ class TorchTrainingState:
                 f"of ema and scaler it has {found}, and this run {wanted}: give --ema and --amp as "
                 "before"
             )
-        self._model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
+        self.load_weights(content)
+
+    def load_weights(self, content: Mapping[str, Any]) -> None:
+        self.settle()
+        self._model.load_state_dict(content["model"])
         for name, extra in self._extras.items():
-            extra.load_state_dict(saved[name])
+            extra.load_state_dict(content["extras"][name])
 
     def optimizer_state(self) -> Mapping[Any, Any]:
         return self._optimizer.state_dict()["state"]  # type: ignore[no-any-return]

@@ -4,9 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 from point_recipes import CLASSES, points
 
-from hvdtrain.train import Callback, CallbackState, Recipe
+from hvdtrain.data import Samples
+from hvdtrain.train import (
+    Callback,
+    CallbackState,
+    LearningRateMonitor,
+    Recipe,
+    RestoreBestWeights,
+)
 
 
 def recipe() -> Recipe:
@@ -33,6 +41,30 @@ def stopped() -> Recipe:
         "val_loss", mode="max", patience=2, restore_best_weights=True
     )
     return replace(recipe(), callbacks=[early, Checking()])
+
+
+class Valley(keras.losses.Loss):
+    """The weight for samples of label 0, which loses the rate in each step; (weight + 0.42)²."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        square = keras.ops.square(y_pred + 0.42)
+        return keras.ops.where(keras.ops.cast(y_true, bool)[:, None], square, y_pred)
+
+
+class Rates(LearningRateMonitor):
+    def on_train_end(self, state: CallbackState) -> None:
+        assert (self.steps[-1], self.lrs) == (state.step, {"lr": [0.125] * len(self.steps)})
+
+
+def valley() -> Recipe:
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    train, test = (
+        Samples(np.ones((n, 1), np.float32), np.full(n, label)) for n, label in ((12, 0), (5, 1))
+    )
+    callbacks = [RestoreBestWeights(), Rates()]
+    return Recipe(
+        keras.Sequential([keras.Input([1]), layer]), train, Valley(), test, callbacks=callbacks
+    )
 
 
 def swapping() -> Recipe:
