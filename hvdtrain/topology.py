@@ -79,7 +79,17 @@ def count_threads(environ: Mapping[str, str], modules: Mapping[str, ModuleType])
     return max(1, int(outermost)) if outermost.isdecimal() else 1
 
 
-def format_ranks(ranks: Iterable[int]) -> str:
+# With hundreds of ranks a message lists no more of them, or lines about them, one by one.
+_MOST = 8
+
+
+def shortened(texts: Sequence[str], separator: str, more: str, most: int = _MOST) -> str:
+    """Join texts, with the number of those beyond `most` before what `more` calls them."""
+    beyond = len(texts) - most
+    return separator.join([*texts[:most], *([f"and {beyond} more{more}"] if beyond > 0 else [])])
+
+
+def format_ranks(ranks: Iterable[int], most: int = _MOST) -> str:
     """Return ranks as messages list them, e.g. "rank 3" or "ranks 0-2, 5, 6"."""
     numbers = sorted(ranks)
     runs = [
@@ -87,7 +97,10 @@ def format_ranks(ranks: Iterable[int]) -> str:
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
     names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(names)}"
+    if len(runs) > most:
+        rest = sum(map(len, runs[most:]))
+        names = [*names[:most], f"and {rest} more up to {numbers[-1]}"]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(names)}" if runs else "no rank"
 
 
 def format_by_rank(values: Sequence[str]) -> str:
@@ -95,7 +108,8 @@ def format_by_rank(values: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return "; ".join(f"{format_ranks(those)}: {value}" for value, those in ranks.items())
+    texts = [f"{format_ranks(those)}: {value}" for value, those in ranks.items()]
+    return shortened(texts, "; ", " values")
 
 
 LOOPBACK = "127.0.0.1"

@@ -21,6 +21,7 @@ from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.many.measure import measure_many
 from hvdtrain_bench.scaling.paper import AVERAGE, PRESETS, Link, Work, scheme_of_any_model
 from hvdtrain_bench.scaling.predictions import (
     Steps,
@@ -108,6 +109,11 @@ class Suite:
         result = measure_kills(self.settings, self.report.line)
         self._results.append(result)
         self.report.kills(result)
+
+    def many(self, ends: Sequence[str]) -> None:
+        results = measure_many(self._start(), self.ranks, ends, self.report.line)
+        self._results += results
+        self.report.many(results)
 
     def elastic_steps(self) -> None:
         result = measure_elastic_steps(self._start(), self.ranks, self.settings, self.report.line)

@@ -129,8 +129,9 @@ def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
     """Warn, on one rank of each node, of bad CPU binding."""
     cores = frozenset(os.sched_getaffinity(0))
     own = RankCores(topology.rank, cores, count_threads(os.environ, sys.modules))
-    gathered = world.communicator.gather_objects(own)
-    if topology.local_rank == 0:
+    first = topology.local_rank == 0
+    gathered = world.communicator.gather_objects(own, wanted=first)
+    if first:
         node = world.nodes[topology.rank]
         ranks = [rank for rank in gathered if world.nodes[rank.rank] == node]
         there = os.cpu_count() or 1

@@ -8,9 +8,10 @@ from typing import Protocol, cast, runtime_checkable
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.bucket_plans import close_unused_plans
-from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.topology import format_ranks
 
 __all__ = [
     "Mpi4pyCommunicator",
@@ -65,7 +66,8 @@ class ProcessSet:
             return None
         here = context.current().topology
         if here.rank not in ranks:
-            raise ValueError(f"{here.title} does not belong to the process set of ranks {ranks}")
+            members = format_ranks(ranks)
+            raise ValueError(f"{here.title} does not belong to the process set of {members}")
         return ranks.index(here.rank)
 
     def size(self) -> int | None:
@@ -88,15 +90,14 @@ class ProcessSet:
             )
         channel = here.process_set_channels.get(self.process_set_id)
         if channel is None and not ranks:
-            were = ", ".join(map(str, here.emptied.get(self.process_set_id or 0, ())))
+            were = format_ranks(here.emptied.get(self.process_set_id or 0, ()))
             raise ValueError(
                 f"{here.topology.title} process set {self.process_set_id} has no rank left "
                 f"(were {were}): remove it, or use another one"
             )
         if channel is None:
-            raise ValueError(
-                f"{here.topology.title} does not belong to the process set of ranks {ranks}"
-            )
+            title = here.topology.title
+            raise ValueError(f"{title} does not belong to the process set of {format_ranks(ranks)}")
         return channel
 
     def _registered(self) -> list[int] | None:
@@ -165,9 +166,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if process_set._registered() is not None:
         raise ValueError(f"{process_set} is registered already")
     if not ranks or ranks[0] < 0 or ranks[-1] >= here.topology.size:
-        raise ValueError(f"ranks {ranks} are not all in a world of {here.topology.size}")
+        raise ValueError(
+            f"a process set of {format_ranks(ranks)}: it takes ranks of a world of "
+            f"{here.topology.size}"
+        )
     if ranks == list(range(here.topology.size)) or ranks in here.process_sets.values():
-        raise ValueError(f"a process set of ranks {ranks} is registered already")
+        raise ValueError(f"a process set of {format_ranks(ranks)} is registered already")
     if here.topology.size > 1 and not here.world.communicator.capabilities.concurrent:
         raise UnsupportedError(
             f"process sets need an MPI that several threads may call; {here.library} was started "
@@ -215,13 +219,8 @@ def _ranks(ranks_or_comm: object) -> list[int]:
 
 @collective
 def _refuse_different(ranks: list[int]) -> None:
-    sent = allgather_object(ranks, "process set")
-    for rank, others in enumerate(sent):
-        if others != sent[0]:
-            raise MismatchError(
-                f"process set: rank 0 sent ranks {sent[0]}, rank {rank} sent {others}. Add and "
-                "remove the same sets in the same order on every rank"
-            )
+    request = Request("process set", details=(("of", format_ranks(ranks, most=len(ranks))),))
+    context.current().world.run(Work(request))
 
 
 def can_lose_ranks() -> bool:

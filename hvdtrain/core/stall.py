@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -28,10 +28,11 @@ from hvdtrain.core.agreement.operation import JOIN, LEAVE
 from hvdtrain.core.exits import drain_output, write_message
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import EXIT_CRASH, HvdtrainError
-from hvdtrain.topology import Topology, format_ranks
+from hvdtrain.topology import Topology, format_ranks, shortened
 
-# Members of the channel, number of the channel among those with these members, and request key.
-OperationId = tuple[tuple[int, ...], int, str]
+# Members of the channel as bits, number of the channel among those with these members, and request
+# key: it is sent to all ranks.
+OperationId = tuple[int, int, str]
 
 _MARKERS = (JOIN.key, LEAVE.key)
 
@@ -78,6 +79,10 @@ class Stall:
         return self.id[2] in _MARKERS
 
 
+def bits_of(ranks: Iterable[int]) -> int:
+    return sum(1 << rank for rank in ranks)
+
+
 def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[Stall]:
     """Return the stalled operations, the oldest first.
 
@@ -108,7 +113,7 @@ def stalls_of_one(
 def _choose(stalls: Sequence[Stall], period_seconds: float, size: int) -> list[Stall]:
     old = [stall for stall in stalls if stall.seconds >= period_seconds]
     # The same request is submitted on every channel; only the world's is reported.
-    world = (tuple(range(size)), 0)
+    world = (bits_of(range(size)), 0)
     markers = [stall for stall in old if stall.is_marker and stall.id[:2] == world]
     ordinary = [stall for stall in old if not stall.is_marker]
     return sorted(ordinary or markers, key=lambda stall: -stall.seconds)
@@ -120,7 +125,8 @@ def _stall(id: OperationId, by_id: dict[OperationId, dict[int, Wait]]) -> Stall 
     seconds = {rank: w.seconds for rank, w in holders.items() if w.seconds is not None}
     if not seconds:
         return None
-    absent = [rank for rank in members if rank not in holders]
+    ranks = (rank for rank in range(members.bit_length()) if members >> rank & 1)
+    absent = [rank for rank in ranks if rank not in holders]
     left = [rank for rank in absent if rank in by_id.get((members, number, LEAVE.key), {})]
     joined = [rank for rank in absent if rank in by_id.get((members, number, JOIN.key), {})]
     joined = [rank for rank in joined if rank not in left]
@@ -159,7 +165,7 @@ def describe(stall: Stall) -> str:
     return text
 
 
-_MOST_LINES = 8
+_MORE = " operations"
 _ADVICE = "Every rank must submit the same operations: see what those ranks do instead"
 _OFFER = " (HVDTRAIN_STALL_STACKS=1 shows it)"
 
@@ -185,7 +191,7 @@ class StallWarnings:
         found = {stall.id: stall for stall in stalls}
         over = [stall for id, stall in self._reported.items() if id not in found]
         if over:
-            self._say(f"no longer stalled: {_list([stall.subject for stall in over], ', ')}")
+            self._say(f"no longer stalled: {shortened([s.subject for s in over], ', ', _MORE)}")
         self._reported = {id: s for id, s in self._reported.items() if id in found}
         if any(map(self._is_due, stalls)):
             self._warn(stalls, stacks)
@@ -201,12 +207,15 @@ class StallWarnings:
 
     def _warn(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
         self.save()
-        self._say(_list([f"stalled: {describe(stall)}" for stall in stalls], "\n"))
+        self._say(shortened([f"stalled: {describe(s)}" for s in stalls], "\n", _MORE))
         if any((s.missing or s.partial) and not s.is_marker for s in stalls):
             self._say(_ADVICE if self._settings.stacks else _ADVICE + _OFFER)
         if self._settings.stacks:
+            found: dict[str, list[int]] = {}
             for rank, text in stacks().items():
-                write_message(f"[rank {rank}/{self._topology.size}]", text)
+                found.setdefault(text, []).append(rank)
+            for text, ranks in found.items():
+                write_message(f"[{format_ranks(ranks)}/{self._topology.size}]", text)
 
     def _end_job(self, stall: Stall) -> None:
         seconds = self._settings.shutdown_seconds
@@ -216,12 +225,6 @@ class StallWarnings:
 
     def _say(self, text: str) -> None:
         write_message(self._topology.title, text)
-
-
-def _list(texts: Sequence[str], separator: str) -> str:
-    more = len(texts) - _MOST_LINES
-    shown = [*texts[:_MOST_LINES], *([f"and {more} more operations"] if more > 0 else [])]
-    return separator.join(shown)
 
 
 def thread_stacks() -> str:
@@ -292,12 +295,13 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
     waits = []
     for channel in channels:
         begun = 0.0 if channel.has_thread else blocked.since or now
+        members = bits_of(channel.ranks)
         for request, since in channel.pending():
             if since is not None:
                 # A joined rank waits while others work, which is not a stall.
                 last = progressed if request in (JOIN, LEAVE) else 0.0
                 since = max(since, begun, last)
-            id = (tuple(channel.ranks), channel.number, request.key)
+            id = (members, channel.number, request.key)
             waits.append(Wait(id, request.subject, None if since is None else now - since))
     return waits
 
@@ -394,13 +398,14 @@ class StallWatch:
         started, waits = time.perf_counter(), self._pending()
         self._compared = self._periods(waits)
         own = (waits, thread_stacks() if self._settings.stacks else "")
-        gathered = self._result_of(lambda: communicator.gather_objects(own))
+        first = communicator.rank == 0
+        gathered = self._result_of(lambda: communicator.gather_objects(own, wanted=first))
         is_news = time.perf_counter() - started < self._settings.period_seconds
-        if communicator.rank == 0 and is_news:
+        if first and is_news:
             stalls = find_stalls([waits for waits, _ in gathered], self._settings.period_seconds)
             stacks = {rank: stacks for rank, (_, stacks) in enumerate(gathered)}
             self._warnings.update(stalls, lambda: stacks)
-        elif communicator.rank:
+        elif not first:
             self._warnings.save()
 
     def _result_of(self, function: Callable[[], T]) -> T:

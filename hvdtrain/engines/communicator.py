@@ -232,9 +232,10 @@ class Communicator(ABC):
         return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     @collective
-    def gather_objects(self, own: object) -> list[Any]:
-        """Return the object of every member, which is pickled, by rank."""
-        return [pickle.loads(text) for text in self.gather_bytes(pickle.dumps(own))]
+    def gather_objects(self, own: object, wanted: bool = True) -> list[Any]:
+        """Return the object of every member, which is pickled, by rank; [] if it is not wanted."""
+        texts = self.gather_bytes(pickle.dumps(own))
+        return [pickle.loads(text) for text in texts] if wanted else []
 
     @abstractmethod
     @collective

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hvdtrain_bench.many.rank import REPORTED, STALLS
 from job import Completed
 from outcomes import outcomes
-from ranks import start
+from ranks import run_ranks, start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
@@ -132,6 +133,34 @@ def test_kills(tmp_path: Path) -> None:
         assert following == new  # no step is taken again
         (failure,) = case["about"]["failures"]
         assert (failure["again"], failure["twice"], failure["lost"]) == (0, 0, 0)
+
+
+@pytest.mark.bench
+def test_growth_with_the_ranks(tmp_path: Path) -> None:
+    done = bench("ranks", "-np", 12, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = found(tmp_path)["results"]
+    assert [result["ranks"] for result in results] == [2, 8, 12]
+    stalls = [result["extra"]["stalls"] for result in results]
+    held = [each["descriptors"] for each in stalls]
+    # One for each peer, but at most eight: MPI has none for them.
+    assert [each - held[0] for each in held] == [0, 6, 7]
+    for each in stalls:
+        assert each["messages"] > 0
+        assert each["reported after"] > 0
+        assert min(each[stage]["cpu"] for stage in ("init", "all-reduce", "process set")) > 0
+    assert all(result["extra"]["killed"]["ended after"] > 0 for result in results)
+    assert all(result["extra"]["goes-on"]["recovery"]["cpu"] > 0 for result in results)
+
+
+@pytest.mark.soak
+def test_256_ranks(tmp_path: Path) -> None:
+    (tmp_path / REPORTED).touch()  # no rank waits for it
+    run_ranks(["-m", "hvdtrain_bench.many.rank", str(tmp_path), STALLS], 256, timeout_seconds=900)
+    notes = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+    assert len(notes) == 256
+    assert max(each["descriptors"] for each in notes) <= 64
+    assert max(each["share"] for each in notes) <= 65e6
 
 
 @pytest.mark.bench

@@ -74,7 +74,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
     "hvdtrain_lint": ["source", "rules", "running", ""],
     "hvdtrain_bench": [
-        *("harness", "scaling", "analysis", "cases", "elastic", "", "cli", "compare")
+        *("harness", "many", "scaling", "analysis", "cases", "elastic", "", "cli", "compare")
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.

@@ -108,7 +108,7 @@ def test_a_rank_that_ends_without_a_word() -> None:
             os._exit(5)
         time.sleep(600)
 
-    with pytest.raises(HvdtrainError, match=r"rank 0, 1 of 2 ended without a result .*exit code"):
+    with pytest.raises(HvdtrainError, match=r"ranks 0, 1 of 2 ended without a result .*exit code"):
         hvdtrain.run(leaves, np=2)
 
 
@@ -127,7 +127,7 @@ def test_a_launcher_that_is_killed_leaves_no_ranks() -> None:
     with _called_to_sleep() as job:
         os.kill(_launcher(job), signal.SIGKILL)
         done = job.ended(code=1)
-    assert "rank 0, 1 of 2 ended without a result (mpirun's exit code is -9)" in done.stderr
+    assert "ranks 0, 1 of 2 ended without a result (mpirun's exit code is -9)" in done.stderr
 
 
 def _called_to_sleep(env: Mapping[str, object] | None = None) -> Job:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.topology import format_ranks
 from hvdtrain_report.curves import RunMeasurements, read_curves
 from hvdtrain_report.lines import JsonObject, number, read_object
 from hvdtrain_report.ranks import TimeBreakdown, read_ranks
@@ -88,7 +89,8 @@ def _seconds(entry: Mapping[str, object], name: str) -> str:
 
 def _ranks(entry: Mapping[str, object], name: str) -> str:
     found = entry.get(name)
-    return ", ".join(map(str, found)) if isinstance(found, list) else ""
+    ranks = [rank for rank in found if isinstance(rank, int)] if isinstance(found, list) else []
+    return format_ranks(ranks).partition(" ")[2] if ranks else ""
 
 
 # Named here and not imported from the training loop: the page reads runs of other versions.

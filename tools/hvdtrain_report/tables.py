@@ -7,8 +7,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median_low
 
+from hvdtrain.topology import shortened
 from hvdtrain_report.curves import Matrix
 from hvdtrain_report.lines import number
 from hvdtrain_report.ranks import TimeBreakdown
@@ -19,8 +21,10 @@ _SPEED = ("lr", "samples_per_second")
 _ABSENT = "-"
 # What an MPI says of its build after its name and version.
 _BANNER = re.compile(r"(?:, package: |\n).*", re.DOTALL)
-# Longest text of a cell: lists have one value for each rank.
-_LONGEST = 240
+# Longest text of a cell, and list of words that is shown whole: some have one for each rank.
+_LONGEST, _MOST = 240, 8
+# They have tables of their own.
+_SHOWN = ("failures", "joins")
 
 
 def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
@@ -166,6 +170,8 @@ def side_by_side(
 def _flat(prefix: str, found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key, value in found.items():
         name = f"{prefix}{key}"
+        if name in _SHOWN:
+            continue
         if isinstance(value, Mapping) and value:
             yield from _flat(f"{name}.", value)
         else:
@@ -179,6 +185,9 @@ def _shortened(text: str) -> str:
 def _json_text(value: object) -> str:
     if isinstance(value, str):
         return _BANNER.sub("", value)
+    if isinstance(value, list) and len(value) > _MOST and all(isinstance(e, str) for e in value):
+        runs = [(name, len(list(run))) for name, run in groupby(value)]
+        return shortened([f"{name} (x{n})" if n > 1 else name for name, n in runs], ", ", "")
     return _ABSENT if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -16,6 +16,7 @@ from hvdtrain_bench.analysis.judge import (
 )
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.text import console, ends_text, interval_text, table_of, time_text
+from hvdtrain_bench.many.measure import COLUMNS, HELD, WAITS, cpu_rows, held_rows, wait_rows
 from hvdtrain_bench.scaling.paper import (
     AVERAGE,
     COVERAGE,
@@ -68,6 +69,10 @@ class ConsoleReport:
             if case.base:
                 self._case(case, result.ranks)
         self._figures(figures(result))
+
+    def many(self, results: Sequence[Result]) -> None:
+        for columns, rows_of in ((COLUMNS, cpu_rows), (HELD, held_rows), (WAITS, wait_rows)):
+            self._console.print(table_of("", columns, rows_of(results)))
 
     def kills(self, result: Result) -> None:
         costs = [(case.name, *_costs_of(case)) for case in result.cases]

@@ -31,6 +31,7 @@ from hvdtrain_bench.harness.settings import (
     TASKS,
     period_of,
 )
+from hvdtrain_bench.many.measure import ENDS
 from hvdtrain_bench.scaling.paper import PRESETS, Link, Work, even_work
 from hvdtrain_bench.suite import Paper, Suite
 
@@ -83,6 +84,7 @@ def run_suite(
     repeats: int | None,
     quick: bool,
     out: Path | None,
+    needs_torch: bool = True,
     **changes: int | Sequence[int | str] | None,
 ) -> int:
     refuse_on_ranks("'bench'")
@@ -104,7 +106,7 @@ def run_suite(
     }
     settings = replace(QUICK if quick else DEFAULT, **given)
     folder = results_folder(out, "bench")
-    suite = Suite(lambda: _launcher(hostfile, threads), ranks, settings, folder)
+    suite = Suite(lambda: _launcher(hostfile, threads, needs_torch), ranks, settings, folder)
     try:
         benchmark(suite)
         suite.finish()
@@ -119,8 +121,8 @@ def run_suite(
     return 0
 
 
-def _launcher(hostfile: str | None, threads: int) -> RankLauncher:
-    if importlib.util.find_spec("torch") is None:
+def _launcher(hostfile: str | None, threads: int, needs_torch: bool) -> RankLauncher:
+    if needs_torch and importlib.util.find_spec("torch") is None:
         raise UsageError("torch is not installed: pip install 'hvdtrain[torch]'")
     return RankLauncher.find(hostfile, threads)
 
@@ -385,6 +387,17 @@ def _elastic(
             {"kills": suite.kills, "steps": suite.elastic_steps}[part]()
 
     return run_suite(run, **common, models=chosen, kills=kills, peer_kills=peer_kills)
+
+
+@command.command("ranks")
+@benchmark_options
+@click.option("ends", "--end", multiple=True, type=click.Choice(ENDS), help=ALL_HELP)
+def _many(ends: tuple[str, ...], **common: Any) -> int:
+    """Measure how a start, memory, a stall and a loss grow from 2 ranks to -np.
+
+    The ranks load no framework. Many more than there are cores may be started: CPU time counts.
+    """
+    return run_suite(lambda suite: suite.many(ends or ENDS), **common, needs_torch=False)
 
 
 @command.command("loop")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, LISTEN, STEPS, Request
-from hvdtrain.topology import format_ranks
+from hvdtrain.topology import format_ranks, shortened
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ class _View:
     def objection(self, request: Request, sent: Mapping[int, Request]) -> str:
         """Return why a request that all members have submitted cannot run, or ""."""
         if any(other != request for other in sent.values()):
-            texts = "; ".join(
+            texts = [
                 f"{self._names(m for m, other in sent.items() if other == kind)} sent {kind}"
                 for kind in dict.fromkeys(sent.values())
-            )
-            return f"{texts}. {self._remedy(sent)}"
+            ]
+            return f"{shortened(texts, '; ', ' requests')}. {self._remedy(sent)}"
         absent = self.joined.difference(sent)
         if absent and request.zeros is None:
             reason = request.instead or (

@@ -10,7 +10,9 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from itertools import islice
+from operator import or_
 
 import numpy as np
 
@@ -63,9 +65,16 @@ def _release(process: int) -> None:
 # How often to handle signals, and to check peers.
 CHECK_SECONDS = 1.0
 
+# The next ranks of the node, whose ends a rank sees itself. It tells the others, in every group.
+WATCHED = 8
+_ended: set[int] = set()
+
 
 class Peers:
-    """The launcher, and the processes of the other ranks of a node, watched until it is closed."""
+    """The launcher, and the processes of the other ranks of a node, watched until it is closed.
+
+    `processes` has their numbers, and begins with those that this rank watches for all.
+    """
 
     def __init__(
         self,
@@ -77,14 +86,15 @@ class Peers:
         self._size, self._check_launcher = size, check_launcher
         self.check_nanoseconds = int(check_seconds * 1e9)
         self.due = ctypes.c_int64(time.monotonic_ns() + self.check_nanoseconds)
-        self._numbers: dict[int, int] = {}
-        self._processes: list[int] = []
+        self._numbers = dict(processes)
+        self.told = ctypes.c_int64()  # a process that has ended; later in memory of the group
+        self._watched: dict[int, int] = {}
         self._poll = select.poll()
+        _ended.difference_update(processes)  # another one may have had its number
         try:
-            for process, number in processes.items():
+            for process in islice(processes, WATCHED):
                 descriptor = _acquire(process)
-                self._processes.append(process)
-                self._numbers[descriptor] = number
+                self._watched[descriptor] = process
                 self._poll.register(descriptor, select.POLLIN)
         except BaseException:
             self.close()
@@ -99,19 +109,22 @@ class Peers:
         """Check that the launcher and the processes of all peers are running."""
         self.due.value = time.monotonic_ns() + self.check_nanoseconds
         self._check_launcher()
-        for descriptor, _ in self._poll.poll(0):
+        if not self.told.value:
+            _ended.update(self._watched[descriptor] for descriptor, _ in self._poll.poll(0))
+            self.told.value = next(iter(_ended & self._numbers.keys()), 0)
+        if ended := self.told.value:
+            _ended.add(ended)
             raise ConnectionLostError(
-                f"a peer on this node (number {self._numbers[descriptor]} of {self._size}) has "
-                "ended while others waited for it: look for its own message"
+                f"a peer on this node (number {self._numbers[ended]} of {self._size}) has ended "
+                "while others waited for it: look for its own message"
             )
 
     def close(self) -> None:
         """Stop watching; a second call does nothing."""
-        for descriptor in self._numbers:
+        for descriptor, process in self._watched.items():
             self._poll.unregister(descriptor)
-        for process in self._processes:
             _release(process)
-        self._numbers, self._processes = {}, []
+        self._numbers, self._watched, self.told = {}, {}, ctypes.c_int64()
 
 
 class NodeMaximum(Pending):
@@ -166,6 +179,7 @@ class NodeGroup:
     ) -> None:
         size = len(memory.parts)
         self._kernel, self._memory, self.peers = kernel, memory, peers
+        peers.told = ctypes.c_int64.from_address(memory.addresses[0] + SLOT_BYTES - 8)
         self.arena = NodeArena(rank, size, allgather)
         self._slots = _addresses(memory.addresses)
         self._staging = _addresses([address + SLOT_BYTES for address in memory.addresses])
@@ -364,8 +378,9 @@ def open_node_group(
     check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node."""
-    processes = allgather((os.getpid(), os.sched_getaffinity(0)))
-    others = {process: number for number, (process, _) in enumerate(processes) if number != rank}
+    processes = allgather((os.getpid(), sum(1 << core for core in os.sched_getaffinity(0))))
+    following = sorted(range(len(processes)), key=lambda number: number <= rank)
+    others = {processes[number][0]: number for number in following if number != rank}
     peers, failure, memory = None, SystemFailure(), None
     try:
         peers = Peers(others, len(processes), check_launcher, check_seconds)
@@ -377,12 +392,12 @@ def open_node_group(
                 warn_once(reason)
         else:
             nbytes = SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
-            memory = share_memory(nbytes, rank, len(processes), allgather)
+            memory = share_memory(nbytes, rank, len(processes), allgather, joint=True)
     finally:
         if memory is None and peers is not None:
             peers.close()
     if memory is None or peers is None:
         return None
-    cores = set[int]().union(*(cores for _, cores in processes))
-    spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
+    cores = reduce(or_, (cores for _, cores in processes))
+    spin = _SPIN_NANOSECONDS if len(processes) <= cores.bit_count() else 0
     return NodeGroup(kernel, rank, memory, peers, allgather, spin)

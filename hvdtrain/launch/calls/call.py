@@ -39,7 +39,7 @@ from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import parse_hosts, require_sense, with_hosts
 from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, without_allocation
 from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
-from hvdtrain.topology import LOOPBACK
+from hvdtrain.topology import LOOPBACK, format_ranks
 from hvdtrain.world import TORCHRUN_MARKER
 
 __all__ = ["run"]
@@ -124,10 +124,10 @@ class RankServer:
             if answer.failure:
                 raise _error(answer, self._np, self._caller)
         results = {answer.rank: pickle.loads(answer.content) for answer in self.answers}
-        missing = [str(rank) for rank in range(self._np) if rank not in results]
+        missing = [rank for rank in range(self._np) if rank not in results]
         if missing:
             raise HvdtrainError(
-                f"{self._caller}: rank {', '.join(missing)} of {self._np} ended without a result "
+                f"{self._caller}: {format_ranks(missing)} of {self._np} ended without a result "
                 f"({cause}): see what it printed"
             )
         return [results[rank] for rank in range(self._np)]

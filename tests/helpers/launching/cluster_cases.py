@@ -51,7 +51,7 @@ def see_a_rank_without_result(run: Run, folder: Path) -> None:
             os._exit(7)
         time.sleep(600)
 
-    expect(partial(run, ending), "run(): rank 0, 1 of 2 ended without a result (")
+    expect(partial(run, ending), "run(): ranks 0, 1 of 2 ended without a result (")
 
 
 def expect(call: Callable[[], object], text: str) -> None:

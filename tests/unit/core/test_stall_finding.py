@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
-from hvdtrain.core.stall import Wait, describe, find_stalls
+from hvdtrain.core.stall import Wait, bits_of, describe, find_stalls
 
 SUM = Request("allreduce", "a")
 
 
 def wait(request: Request, seconds: float | None, ranks: str = "0123", number: int = 0) -> Wait:
     """Make what one rank says; `ranks` are the members of the channel."""
-    return Wait((tuple(map(int, ranks)), number, request.key), request.subject, seconds)
+    return Wait((bits_of(map(int, ranks)), number, request.key), request.subject, seconds)
 
 
 def lines(*waits: list[Wait]) -> list[str]:

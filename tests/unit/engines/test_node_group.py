@@ -22,7 +22,8 @@ from hvdtrain.core.collectives.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import SystemFailure, share_memory
-from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import WATCHED, NodeGroup, open_node_group
+from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
 
 KERNEL = load_kernel()
@@ -100,6 +101,21 @@ def test_sums_have_the_bits_of_numpys(size: int) -> None:
             assert source.tobytes() == values(rank, count).tobytes()
 
     assert in_processes(size, work) == [0] * size
+
+
+def test_all_ranks_learn_of_an_end_that_few_of_them_watch_for() -> None:
+    size, ending = WATCHED + 4, 3
+
+    def work(team: NodeGroup, rank: int) -> None:
+        found = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+        assert sum("pidfd" in file for file in found) == WATCHED
+        team.meet()
+        if rank == ending:
+            os._exit(9)
+        with pytest.raises(ConnectionLostError, match=rf"\(number {ending} of {size}\) has ended"):
+            team.meet()
+
+    assert in_processes(size, work) == [9 if rank == ending else 0 for rank in range(size)]
 
 
 def test_a_node_with_64_ranks() -> None:

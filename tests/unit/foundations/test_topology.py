@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.topology import Topology, cpu_threads
+from hvdtrain.topology import Topology, cpu_threads, format_by_rank, format_ranks
 
 
 def place(rank: int, nodes: list[int]) -> Topology:
@@ -26,3 +26,14 @@ def test_unequal_nodes_in_any_order() -> None:
 )
 def test_threads(ranks: int, affinity: int, machine: int, threads: int) -> None:
     assert cpu_threads(place(0, [0] * ranks), affinity, machine) == threads
+
+
+def test_messages_list_few_of_hundreds_of_ranks() -> None:
+    assert format_ranks([7, 0, 2, 1, 5, 6, 255]) == "ranks 0-2, 5-7, 255"
+    assert format_ranks(range(0, 256, 2)) == (
+        "ranks 0, 2, 4, 6, 8, 10, 12, 14, and 120 more up to 254"
+    )
+    assert format_by_rank(["a", "b", *"ab" * 2]) == "ranks 0, 2, 4: a; ranks 1, 3, 5: b"
+    told = format_by_rank([f"{rank} MB" for rank in range(256)])
+    assert told.startswith("rank 0: 0 MB; rank 1: 1 MB; ")
+    assert told.endswith("rank 7: 7 MB; and 248 more values")

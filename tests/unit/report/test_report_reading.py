@@ -211,3 +211,13 @@ def test_runs_have_distinct_names() -> None:
     paths = [Path("/x/a/1"), Path("/x/b/1"), Path("/x/b/1"), Path("/y/2")]
     assert distinct_names(paths) == ["a/1", "b/1", "b/1 (2)", "y/2"]
     assert distinct_names([Path("/x/\udcff")]) == ["\ufffd"]
+
+
+def test_a_run_of_256_ranks_lists_none_of_them_one_by_one(tmp_path: Path) -> None:
+    lost = ((300, tuple(range(32, 64))), (900, tuple(range(0, 256, 2))))
+    run = read_run(make_run(tmp_path / "run", ranks=256, losses=lost))
+    few = "0, 2, 4, 6, 8, 10, 12, 14, and 120 more up to 254"
+    assert [change.texts[1] for change in run.failures] == ["32-63", few]
+    rows = {row.name: row.texts for row in side_by_side([run.environment])}
+    assert rows["hosts"] == ["node01 (x128), node02 (x128)"]
+    assert "failures" not in {row.name for row in side_by_side([run.summary])}
