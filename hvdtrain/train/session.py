@@ -351,6 +351,8 @@ class _Session:
                 start_new_session=True,
             )
         prints = world.topology.rank == 0 and not options.quiet
+        if not options.dry_run:
+            world.keep_flight_record(str(setup.state.directory))
         with (
             ExitStack() as pages,
             Terminal(prints, bar=prints and on_terminal()) as terminal,
@@ -379,7 +381,11 @@ class _Session:
                 with nullcontext() if self._make_recipe else code_of_recipe(options):
                     summary = self._run.run()
                 require_all()
+                world.end_flight_record()
                 return summary
+            except Exception as error:
+                context.note_error(error)  # all ranks may go on, or leave in order
+                raise
             finally:
                 if run_log is not None:
                     run_log.close()
