@@ -35,7 +35,7 @@ from hvdtrain.types import DType, ReduceOp
 
 if TYPE_CHECKING:  # what few jobs use is imported where it is used
     from hvdtrain.core.recruiter import Recruiter
-    from hvdtrain.core.timeline.flight import FlightRecord
+    from hvdtrain.core.timeline.flight import FlightRecord, History
     from hvdtrain.core.timeline.recorder import Recorder
     from hvdtrain.core.timeline.start_stop import Recording
 
@@ -309,8 +309,7 @@ class Context:
     def _track(self, channel: Channel) -> None:
         recorder = self._recorders.pop(channel, None)
         history = None if recorder is None else recorder.history
-        if self.flight is not None and history is None:
-            history = self.flight.history(channel.ranks, channel.number, channel.label)
+        history = history or self._history(channel)
         recorder = None
         if self.recording is not None:
             process_set = channel.parent or channel
@@ -324,22 +323,34 @@ class Context:
         channel.queue.timed, channel.queue.track = self.recording is not None, recorder
 
     def keep_flight_record(self, folder: str) -> None:
-        """Begin a flight record in a folder (local, on all ranks), unless there is one."""
+        """Begin a flight record in a folder (local), or go on with the one that was asked for."""
         from hvdtrain.core.timeline.flight import open_flight_record
 
-        if self.flight is None:
-            self.flight = open_flight_record(folder, self.topology, self.engine_name, self.job)
-            for channel in self.channels():
+        if self.flight is not None and self.config.flight_record:
+            return
+        self.end_flight_record()
+        self.flight = open_flight_record(folder, self.topology, self.engine_name, self.job)
+        for channel in self.channels() if self.flight is not None else ():
+            if channel in self._recorders:
+                self._recorders[channel].history = self._history(channel)
+            else:
                 self._track(channel)
 
     def end_flight_record(self) -> None:
-        """Remove the flight record: what it would explain has ended well."""
+        """Remove the flight record, unless an error is noted in it (local)."""
         record, self.flight = self.flight, None
-        if record is not None:
-            self._recorders.clear()
+        if record is None:
+            return
+        for recorder in self._recorders.values():
+            recorder.history = None
+        if self.recording is None:
             for channel in self.channels():
                 self._track(channel)
-            record.close()
+        record.close()
+
+    def _history(self, channel: Channel) -> History | None:
+        flight = self.flight
+        return flight and flight.history(channel.ranks, channel.number, channel.label)
 
     def pending(self) -> list[Wait]:
         """Return the pending operations of this rank, as it does about once a second."""
@@ -378,8 +389,7 @@ class Context:
             self.failures.agree(True)  # a rank that ends before would seem to be lost
         for channel in channels:
             channel.close()
-        if self.flight is not None:
-            self.flight.close()
+        self.end_flight_record()
         restore_switch_interval(self.switch_interval)
 
     def abandon(self, error: RanksLostError) -> None:
@@ -392,6 +402,7 @@ class Context:
             self.watch.abandon()
         for channel in self.channels():
             channel.abandon(error)
+        self.end_flight_record()
         self.followers.interrupt()
 
 

@@ -10,6 +10,8 @@ from hvdtrain_report.why import ADVICE
 from hvdtrain_report.why_command import command
 from ranks import launch
 
+from hvdtrain.errors import UsageError
+
 FOLDER = Path(__file__).parent
 CANCELLED = "slurmstepd: error: *** STEP 1042.0 ON node7 CANCELLED AT 2026-11-30T03:12:45"
 SLURM = {
@@ -98,3 +100,51 @@ def test_a_planted_death_is_named(
     if alone and who == ONE and death not in ("last", "exits", "differs"):
         assert "rank 1 after allreduce 'loss' (operation 5)" in lines[1]
         assert "ranks 0, 2 in allreduce 'loss' (operation 6)" in lines[2]
+
+
+RECIPES = FOLDER / "dying_recipe.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "who", "cause", "text"),
+    [
+        (["digits", "--lr", "1e30"], "ranks 0, 1", "not finite", "not finite"),
+        ([f"{RECIPES}:evaluated"], ONE, "killed", "killed by signal 9 (SIGKILL)"),
+        ([f"{RECIPES}:loaded", "--workers", "1"], ONE, "loader", "DataLoader worker"),
+    ],
+)
+def test_a_run_that_died_is_explained_by_its_directory(
+    arguments: list[str],
+    who: str,
+    cause: str,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    words = ["-m", "hvdtrain", "train", *arguments, "--epochs", "1", "--device", "cpu"]
+    done = launch([*words, "--out", str(out)], 2, warm="torch").end()
+    assert done.returncode != 0
+    output = tmp_path / "output"
+    output.write_text(done.stdout + done.stderr)
+    named(why(capsys, out, "--output", output), who, cause, text)
+
+
+def test_a_run_that_runs_and_one_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record"
+    env = {"HVDTRAIN_FLIGHT_RECORD": record}
+    with launch(FOLDER / "dying_worker.py", 3, args=["all_wait"], env=env) as job:
+        job.wait_for(lambda: job.stdout.count("waiting") == 3, "waited")
+        (line,) = why(capsys, record)
+    assert "the job is running: ranks 0-2" in line
+    out = tmp_path / "run"
+    words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--out", str(out)]
+    launch(words, 2, warm="torch").end(code=0)
+    assert not list(out.glob("flight.*"))
+    (line,) = why(capsys, out)
+    assert "has ended well" in line
+    for wrong in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UsageError):
+            why(capsys, wrong)

@@ -78,7 +78,7 @@ class Rank:
     @property
     def last_sign(self) -> float:
         times = (max(e.submitted, e.began, 0.0 if e.failed else e.ended) for e in self.entries)
-        return max(self.life if not self.notes else 0.0, *times, 0.0)
+        return max(self.life, *times)
 
     @property
     def done(self) -> Entry | None:

@@ -121,7 +121,7 @@ def _recorded(ranks: Sequence[Rank], told: Sequence[Told]) -> Verdict | None:
     if (stalled := _stall(notes, ranks)) is not None:
         return stalled
     ends = [pair for pair in notes if pair[0].kind in ("error", "signal", "follows")]
-    silent = [rank for rank in ranks if not rank.notes and not rank.runs]
+    silent = [r for r in ranks if not r.runs and all(n.kind == "stall" for n in r.notes)]
     faults = [rank for rank in silent if rank.fault]
     if faults:
         rank = min(faults, key=lambda rank: rank.last_sign)
@@ -137,18 +137,26 @@ def _recorded(ranks: Sequence[Rank], told: Sequence[Told]) -> Verdict | None:
         note, rank = left[0]
         what = "its program ended (without an error) while others waited for it"
         return _about(rank, "left", what, note.time, ends[0][0].text)
-    suspects = gone or (silent if ends else [])
-    if len(suspects) == 1 or gone:
-        rank = min(suspects, key=lambda rank: rank.last_sign)
-        note, other = ends[0]
-        killed = note.oom_kills > other.oom_kills and other.host == rank.host
-        words = f"rank {other.rank} noticed it: {note.text}"
-        if killed:
-            words = f"the kernel of {rank.host} ended a process for lack of memory meanwhile"
-        what = "it ended without a word, as killed ranks do"
-        return _about(rank, "out of memory" if killed else "killed", what, rank.last_sign, words)
+    suspects = gone or silent
+    if suspects and len({rank.host for rank in suspects}) == 1 and len(suspects) < len(ranks):
+        return _without_word(suspects, ends)
     at = max((rank.last_sign for rank in ranks), default=0.0)
     return Verdict("unknown", "ranks ended without a word, as killed ranks do", at=at)
+
+
+def _without_word(suspects: Sequence[Rank], ends: Sequence[tuple[Note, Rank]]) -> Verdict:
+    """Return a verdict about ranks of one host, by what the first of the others noted."""
+    host = suspects[0].host
+    at = min(rank.last_sign for rank in suspects)
+    cause, evidence = "killed", ""
+    if ends:
+        note, other = ends[0]
+        evidence = f"rank {other.rank} noted then: {note.text}"
+        if note.oom_kills > other.oom_kills and other.host == host:
+            cause = "out of memory"
+            evidence = f"the kernel of {host} ended a process for lack of memory meanwhile"
+    ranks = tuple(rank.rank for rank in suspects)
+    return Verdict(cause, "it ended without a word, as killed ranks do", ranks, host, at, evidence)
 
 
 def _about(rank: Rank, cause: str, what: str, at: float, evidence: str) -> Verdict:
@@ -201,7 +209,8 @@ def _stall(notes: Sequence[tuple[Note, Rank]], ranks: Sequence[Rank]) -> Verdict
         what = f"it did not submit the operation: {note.text}" + f"; it was in {where}" * bool(
             where
         )
-        return _about(missing, "stall", what, missing.last_sign, "")
+        at = missing.done.ended if missing.done else missing.last_sign
+        return _about(missing, "stall", what, at, "")
     return None
 
 

@@ -97,15 +97,14 @@ class FlightRecord:
         found = {
             "time": time.time(),
             "kind": kind,
-            "text": text[-_MOST_TEXT:],
+            "text": text[:_MOST_TEXT],
             "where": _where(),
             "ended": self._ended_ranks(),
             "oom kills": _oom_kills(),
         }
         self._failed |= kind == "error"
-        with suppress(ValueError):  # closed by the rank's own end
-            self._noted += self._put(self._noted, _FAULT, found)
-            self.beat()
+        self._noted += self._put(self._noted, _FAULT, found)
+        self.beat()
 
     def write(
         self,
@@ -139,7 +138,6 @@ class FlightRecord:
         if self._fault is not None:
             faulthandler.disable()
             self._fault.close()
-        self._memory.close()
         if self._local_rank == 0 and not self._failed:
             with suppress(OSError):
                 self._path.unlink()
