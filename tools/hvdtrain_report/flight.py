@@ -20,7 +20,7 @@ from hvdtrain_report.lines import JsonObject
 # As hvdtrain.core.timeline.flight writes it; not imported, to read files of other versions.
 _BLOCK_BYTES = 1 << 18
 _LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
-_SIGN_OF_LIFE, _ENTRY, _ENTRY_BYTES = struct.Struct("<dq"), struct.Struct("<qqqdddHHH"), 256
+_SIGN_OF_LIFE, _ENTRY, _ENTRY_BYTES = struct.Struct("<dq"), struct.Struct("<qqdHHHqdd"), 256
 _NAME = re.compile(r"flight\.([0-9a-f]+)\.\d+")
 # A rank on another host, which writes about once a second, may still run.
 _SILENT_SECONDS = 10.0
@@ -30,13 +30,13 @@ _SILENT_SECONDS = 10.0
 class Entry:
     """An operation; times are seconds since the epoch, or 0."""
 
-    number: int
     nbytes: int
     submitted: float
-    began: float
-    ended: float
     channel: int
     failed: bool
+    number: int  # among the operations of the channel that ran, or 0
+    began: float
+    ended: float
     operation: str
     name: str
     dtype: str
@@ -154,12 +154,15 @@ def _unspanned(spans: Sequence[Sequence[int]]) -> list[int]:
 
 def _entries(block: bytes) -> Iterator[tuple[int, Entry]]:
     for start in range(_RING, len(block) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
-        place, *numbers, channel, failed, length = _ENTRY.unpack_from(block, start)
+        place, nbytes, submitted, channel, length, failed, *progress = _ENTRY.unpack_from(
+            block, start
+        )
         text = block[start + _ENTRY.size : start + min(_ENTRY.size + length, _ENTRY_BYTES)]
         texts = text.decode(errors="replace").split("\0")
         if place > 0:
             texts += [""] * (4 - len(texts))
-            yield place, Entry(*numbers, channel, bool(failed), *texts[:4])
+            head = nbytes, submitted, channel, bool(failed)
+            yield place, Entry(*head, *progress, *texts[:4])
 
 
 _VERSION = "2.10"  # of the files that torch 2.13 writes

@@ -29,9 +29,10 @@ BLOCK_BYTES = 1 << 18
 _LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
 # Seconds since the epoch, and the optimizer steps of this job.
 _SIGN_OF_LIFE = struct.Struct("<dq")
-# Place in the ring from 1 on, number among the operations of a channel that ran or 0, bytes; times
-# of submission, begin and end, or 0; channel, whether it failed, and length of the text.
-_ENTRY = struct.Struct("<qqqdddHHH")
+# An operation: place in the ring from 1 on, bytes, time of submission, channel, length of the text.
+# Then whether it failed, number among the operations of the channel that ran, begin and end, or 0.
+_ENTRY, _PROGRESS = struct.Struct("<qqdHH"), struct.Struct("<Hqdd")
+_TEXT = _ENTRY.size + _PROGRESS.size
 _ENTRY_BYTES = 256
 _ENTRIES = (BLOCK_BYTES - _RING) // _ENTRY_BYTES
 _MOST_TEXT = 1500
@@ -106,32 +107,34 @@ class FlightRecord:
         self._noted += self._put(self._noted, _FAULT, found)
         self.beat()
 
-    def write(
-        self,
-        operation: Operation,
-        channel: int,
-        mark: tuple[int, int, float],
-        ended: float,
-        failed: bool,
-    ) -> int:
-        """Write what is known of an operation: place, number and begin; return its place now."""
-        place, number, began = mark
-        if not place or self._last - place >= _ENTRIES:
-            place = self._last = next(self._places)
-        request, zero = operation.request, self._zero
+    def add(self, operation: Operation, channel: int) -> int:
+        """Write an operation to the next place of the ring; return that place."""
+        place = self._last = next(self._places)
+        request = operation.request
         details = dict(request.details)
         shape = details.get("shape") or details.get("shape beyond the first", "")
         texts = request.operation, request.name, details.get("dtype", "uint8"), shape
-        text = "\0".join(texts).encode()[: _ENTRY_BYTES - _ENTRY.size]
-        times = [at and zero + at for at in (operation.submitted, began, ended)]
-        start = _RING + (place - 1) % _ENTRIES * _ENTRY_BYTES
-        head = place, number, operation.nbytes, *times, channel, failed, len(text)
-        entry = _ENTRY.pack(*head) + text
+        text = "\0".join(texts).encode()[: _ENTRY_BYTES - _TEXT]
+        submitted = self._zero + operation.submitted if operation.submitted else time.time()
+        head = _ENTRY.pack(place, operation.nbytes, submitted, channel, len(text))
+        entry = head + bytes(_PROGRESS.size) + text
+        start = _start_of(place)
         self._memory[start : start + len(entry)] = entry
-        if ended and request.operation == _STEP:
-            self._steps += 1
-            self.beat()
         return place
+
+    def update(self, place: int, failed: bool, number: int, began: float, ended: float) -> None:
+        """Write how far an operation is, by this process's clock."""
+        zero = self._zero
+        times = began and zero + began, ended and zero + ended
+        _PROGRESS.pack_into(self._memory, _start_of(place) + _ENTRY.size, failed, number, *times)
+
+    def has_lost(self, place: int) -> bool:
+        """Return whether a later operation has been written to a place, which may be 0."""
+        return not place or self._last - place >= _ENTRIES
+
+    def count_step(self) -> None:
+        self._steps += 1
+        self.beat()
 
     def close(self) -> None:
         """End the record of a rank that leaves in order, and remove it unless it has an error."""
@@ -170,28 +173,38 @@ class History:
         self._open: dict[Operation, tuple[int, int, float]] = {}  # place, number, begin
 
     def submitted(self, operation: Operation) -> None:
-        self._open[operation] = self._write(operation, (0, 0, 0.0)), 0, 0.0
+        self._open[operation] = self._record.add(operation, self._channel), 0, 0.0
 
     def began(self, operation: Operation) -> None:
         self._ran += 1
         place = self._open.get(operation, (0, 0, 0.0))[0]
-        mark = place, self._ran, time.perf_counter()
-        self._open[operation] = self._write(operation, mark), *mark[1:]
+        self._open[operation] = self._write(operation, place, self._ran, time.perf_counter())
 
     def ended(self, operation: Operation, failed: bool) -> None:
         place, number, began = self._open.pop(operation, (0, 0, 0.0))
         if not number and not failed:  # its vote has run it
             number = self._ran = self._ran + 1
-        self._write(operation, (place, number, began), time.perf_counter(), failed)
+        self._write(operation, place, number, began, time.perf_counter(), failed)
+        if operation.request.operation == _STEP and not failed:
+            self._record.count_step()
 
     def _write(
         self,
         operation: Operation,
-        mark: tuple[int, int, float],
+        place: int,
+        number: int,
+        began: float,
         ended: float = 0.0,
         failed: bool = False,
-    ) -> int:
-        return self._record.write(operation, self._channel, mark, ended, failed)
+    ) -> tuple[int, int, float]:
+        if self._record.has_lost(place):
+            place = self._record.add(operation, self._channel)
+        self._record.update(place, failed, number, began, ended)
+        return place, number, began
+
+
+def _start_of(place: int) -> int:
+    return _RING + (place - 1) % _ENTRIES * _ENTRY_BYTES
 
 
 def _remove_before(path: Path) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.timeline.flight import History
 from hvdtrain.core.timeline.records import ChannelTimes, OperationTimes, Records
-
-if TYPE_CHECKING:
-    from hvdtrain.core.timeline.flight import History
 
 _UNFINISHED = "was under way when the timeline stopped"
 _UNDER_WAY = "was under way when this was written"
