@@ -349,8 +349,9 @@ class Context:
         record.close()
 
     def _history(self, channel: Channel) -> History | None:
-        flight = self.flight
-        return flight and flight.history(channel.ranks, channel.number, channel.label)
+        if self.flight is None:
+            return None
+        return self.flight.history(channel.ranks, channel.number, channel.label)
 
     def pending(self) -> list[Wait]:
         """Return the pending operations of this rank, as it does about once a second."""

@@ -63,7 +63,6 @@ class Rank:
     """What one rank left."""
 
     rank: int
-    size: int
     host: str
     pid: int
     engine: str
@@ -130,7 +129,11 @@ def _rank(block: bytes) -> Rank:
     (about,), channels = _objects(block[:_LIFE]), _objects(block[_CHANNELS:_NOTES])
     life, steps = _SIGN_OF_LIFE.unpack_from(block, _LIFE)
     return Rank(
-        *(about[name] for name in ("rank", "size", "host", "pid", "engine", "oom kills")),
+        about["rank"],
+        about["host"],
+        about["pid"],
+        about["engine"],
+        about["oom kills"],
         life,
         steps,
         [(n, label, _unspanned(spans)) for each in channels[:1] for n, label, spans in each],
