@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from job import rank_of
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
@@ -96,7 +97,7 @@ EVERYWHERE: tuple[Callable[[], None], ...] = (raises_everywhere, all_wait)
 
 
 def main(name: str) -> None:
-    own = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    own = rank_of(os.environ)
     if own == 1 and name == "before_init":
         killed()
     if own == 1 and name == "import_before_init":

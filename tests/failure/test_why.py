@@ -102,6 +102,18 @@ def test_a_planted_death_is_named(
         assert "ranks 0, 2 in allreduce 'loss' (operation 6)" in lines[2]
 
 
+@pytest.mark.mpich
+def test_a_rank_that_mpich_names_by_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its mpiexec ends the others before they can say anything."""
+    record, output = tmp_path / "record", tmp_path / "output"
+    env = {"HVDTRAIN_FLIGHT_RECORD": record}
+    done = launch(FOLDER / "dying_worker.py", 3, args=["killed"], env=env, mpi="mpich").end()
+    output.write_text(done.stdout)
+    named(why(capsys, record, "--output", output), *KILL[1:])
+
+
 RECIPES = FOLDER / "dying_recipe.py"
 
 

@@ -15,6 +15,7 @@ class Told:
     rank: int | None = None
     host: str = ""
     detail: str = ""
+    pid: int = 0
 
 
 # Causes by what the lines of schedulers and kernels say; the first that is found tells most.
@@ -44,7 +45,9 @@ _LAUNCHER = (
     r"(?:srun|slurmstepd): error: (?P<host>[\w.-]+): task (?P<rank>\d+): "
     rf"(?:Exited with exit code (?P<code>\d+)|(?P<word>{'|'.join(_SIGNALS)}))",
     r"hvdtrain: rank (?P<rank>\d+) ended the job with exit code (?P<code>\d+)",
-    r"RUNNING AT (?P<host>\S+)\s*=\s+EXIT CODE: (?P<code>\d+)",
+    # Of MPICH, which may name a process that it has ended itself.
+    r"PID \d+ RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<code>\d+)"
+    r"(?:(?=(?s:.*)EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\))|)",
 )
 _ERROR = re.compile(
     r"^(?:\[rank (?P<rank>\d+)/\d+\] )?"
@@ -59,7 +62,9 @@ def read_told(text: str) -> list[Told]:
     found = []
     for cause, pattern in _SCHEDULER:
         if hit := re.search(rf"^.*(?:{pattern}).*$", text, re.MULTILINE):
-            found.append(Told(cause, hit[0].strip()))
+            killed = re.search(r"Killed process (\d+)", hit[0])
+            pid = int(killed[1]) if killed else 0
+            found.append(Told(cause, hit[0].strip(), pid=pid))
     for error in _ERROR.finditer(text):
         if not _FOLLOWS.match(error["text"].rpartition(".")[2] or error["text"]):
             rank = None if error["rank"] is None else int(error["rank"])
@@ -76,7 +81,6 @@ def _launcher(hit: re.Match[str]) -> Told:
     code = int(parts.get("code") or 0)
     if code > 128:
         number = code - 128
+    cause, detail = ("signal", number) if number else ("exit code", code)
     line, host = " ".join(hit[0].split()), parts.get("host") or ""
-    if number:
-        return Told("signal", line, rank, host, str(number))
-    return Told("exit code", line, rank, host, str(code))
+    return Told(cause, line, rank, host, str(detail))

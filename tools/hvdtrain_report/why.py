@@ -63,6 +63,8 @@ class Verdict:
 
 def judge(ranks: Sequence[Rank], told: Sequence[Told]) -> Verdict:
     """Return the first failure, as far as the evidence says."""
+    by_pid = {rank.pid: rank.rank for rank in ranks}
+    told = [replace(t, rank=by_pid.get(t.pid, t.rank)) for t in told]
     found = _recorded(ranks, told) if ranks else None
     outside = next((t for t in told if t.cause in _OUTSIDE), None)
     launcher = next((t for t in told if t.cause in ("signal", "exit code")), None)
@@ -89,8 +91,9 @@ def _of_outside(told: Told, found: Verdict | None, launcher: Told | None) -> Ver
         at = found.at if found else 0.0
         return Verdict(told.cause, f"the job was ended ({told.cause})", at=at, evidence=told.line)
     named = found or Verdict("unknown", "")
-    if launcher is not None and launcher.rank is not None and not named.ranks:
-        named = replace(named, ranks=(launcher.rank,), host=launcher.host)
+    rank = told.rank if told.rank is not None or launcher is None else launcher.rank
+    if rank is not None and not named.ranks:
+        named = replace(named, ranks=(rank,), host=launcher.host if launcher else "")
     return replace(named, cause=told.cause, what=told.cause, evidence=told.line)
 
 
@@ -140,7 +143,11 @@ def _recorded(ranks: Sequence[Rank], told: Sequence[Told]) -> Verdict | None:
     suspects = gone or silent
     if suspects and len({rank.host for rank in suspects}) == 1 and len(suspects) < len(ranks):
         return _without_word(suspects, ends)
-    at = max((rank.last_sign for rank in ranks), default=0.0)
+    late = [rank for rank in silent if rank.pending is None]
+    if 0 < len(late) < len(silent) == len(ranks):
+        found = _without_word(late, [])
+        return replace(found, what=f"{found.what}, and the others waited for it")
+    at = max(rank.last_sign for rank in ranks)
     return Verdict("unknown", "ranks ended without a word, as killed ranks do", at=at)
 
 
@@ -225,7 +232,7 @@ def explain(verdict: Verdict, ranks: Sequence[Rank]) -> Iterator[str]:
     yield f"{who}{on} failed first{at}: {_shortened(verdict.what)}"
     own = [rank for rank in ranks if rank.rank in verdict.ranks]
     others = [rank for rank in ranks if rank.rank not in verdict.ranks]
-    for title, group in (("it was", own), ("the others", others)):
+    for title, group in (("it was", own), ("the others" if own else "the ranks", others)):
         if group:
             yield f"  {title}: {_places(group)}"
     if verdict.evidence:
