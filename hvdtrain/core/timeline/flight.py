@@ -49,7 +49,7 @@ class FlightRecord:
     def __init__(self, folder: str, topology: Topology, engine: str, job: int) -> None:
         folder = os.path.abspath(folder)
         os.makedirs(folder, exist_ok=True)
-        self._title, self._local_rank = topology.title, topology.local_rank
+        self._local_rank = topology.local_rank
         self._path = Path(folder, f"flight.{job:x}.{topology.node}")
         if topology.rank == 0:
             _remove_before(self._path)
@@ -64,10 +64,8 @@ class FlightRecord:
         about = {
             "flight record": 1,
             "rank": topology.rank,
-            "size": topology.size,
             "host": topology.hostnames[topology.rank],
             "pid": os.getpid(),
-            "started": time.time(),
             "engine": engine,
             "oom kills": _oom_kills(),
         }
@@ -218,12 +216,13 @@ def _remove_before(path: Path) -> None:
 def open_flight_record(
     folder: str, topology: Topology, engine: str, job: int
 ) -> FlightRecord | None:
-    """Open the record of this rank (local); say on stderr if that cannot be, and return None."""
+    """Open the record of this rank (local), or say on one rank of the node why that cannot be."""
     try:
         return FlightRecord(folder, topology, engine, job)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        write_message(topology.title, f"flight record in {folder} cannot be written ({reason})")
+        if topology.local_rank == 0:
+            write_message(topology.title, f"no flight record in {folder} ({reason})")
         return None
 
 
