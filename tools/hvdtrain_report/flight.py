@@ -21,6 +21,7 @@ from hvdtrain_report.lines import JsonObject
 _BLOCK_BYTES = 1 << 18
 _LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
 _SIGN_OF_LIFE, _ENTRY, _ENTRY_BYTES = struct.Struct("<dq"), struct.Struct("<qqdHHHqdd"), 256
+_LEAVE = "leave the job"
 _NAME = re.compile(r"flight\.([0-9a-f]+)\.\d+")
 # A rank on another host, which writes about once a second, may still run.
 _SILENT_SECONDS = 10.0
@@ -81,8 +82,8 @@ class Rank:
 
     @property
     def done(self) -> Entry | None:
-        """The last operation that has ended."""
-        whole = [e for e in self.entries if e.ended and not e.failed]
+        """The last operation that has ended, before the rank left."""
+        whole = [e for e in self.entries if e.ended and not e.failed and e.operation != _LEAVE]
         return max(whole, key=lambda e: e.ended, default=None)
 
     @property

@@ -61,11 +61,11 @@ class Verdict:
     evidence: str = ""
 
 
-def judge(ranks: Sequence[Rank], told: Sequence[Told]) -> Verdict:
-    """Return the first failure, as far as the evidence says."""
+def judge(ranks: Sequence[Rank], printed: Sequence[Told] | None) -> Verdict:
+    """Return the first failure, as far as the evidence says, and `printed` if it is known."""
     by_pid = {rank.pid: rank.rank for rank in ranks}
-    told = [replace(t, rank=by_pid.get(t.pid, t.rank)) for t in told]
-    found = _recorded(ranks, told) if ranks else None
+    told = [replace(t, rank=by_pid.get(t.pid, t.rank)) for t in printed or ()]
+    found = _recorded(ranks, None if printed is None else told) if ranks else None
     outside = next((t for t in told if t.cause in _OUTSIDE), None)
     launcher = next((t for t in told if t.cause in ("signal", "exit code")), None)
     error = next((t for t in told if t.cause == "error"), None)
@@ -117,7 +117,7 @@ def _of_launcher(told: Told, found: Verdict | None, ranks: Sequence[Rank]) -> Ve
     return Verdict(cause, what, named, host, at, told.line)
 
 
-def _recorded(ranks: Sequence[Rank], told: Sequence[Told]) -> Verdict | None:
+def _recorded(ranks: Sequence[Rank], told: Sequence[Told] | None) -> Verdict | None:
     notes = sorted(
         ((note, rank) for rank in ranks for note in rank.notes), key=lambda pair: pair[0].time
     )
@@ -170,7 +170,7 @@ def _about(rank: Rank, cause: str, what: str, at: float, evidence: str) -> Verdi
     return Verdict(cause, what, (rank.rank,), rank.host, at, evidence)
 
 
-def _own_words(own: Sequence[tuple[Note, Rank]], told: Sequence[Told]) -> Verdict:
+def _own_words(own: Sequence[tuple[Note, Rank]], told: Sequence[Told] | None) -> Verdict:
     """Return a verdict about ranks that noted errors or signals before any had ended."""
     note, rank = own[0]
     if note.kind == "error":
@@ -179,10 +179,11 @@ def _own_words(own: Sequence[tuple[Note, Rank]], told: Sequence[Told]) -> Verdic
         if cause == "different requests":
             same = _minority(note.text) or same
         return Verdict(cause, note.text, tuple(same), rank.host, note.time)
-    alone = any(t.cause == "signal" and t.rank == rank.rank for t in told)
-    if len(own) > 1 and not alone:
-        what = f"{format_ranks(r.rank for _, r in own)} were told to end from outside ({note.text})"
-        return Verdict("terminated", what, at=note.time)
+    # A launcher that has ended all ranks itself blames none; else the first one may be dead before
+    # another one has noted its signal.
+    blamed = told is not None and any((t.cause, t.rank) == ("signal", rank.rank) for t in told)
+    if not blamed and (told is not None or len(own) > 1):
+        return Verdict("terminated", f"told to end from outside ({note.text})", at=note.time)
     return _about(rank, "terminated", f"told to end from outside ({note.text})", note.time, "")
 
 

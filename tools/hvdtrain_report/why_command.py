@@ -42,7 +42,7 @@ def command(run: Path, output: Path | None, for_torch: Path | None) -> int:
         if not ranks:
             raise UsageError(f"{run} has no flight record to convert")
         write_for_torch(ranks, for_torch)
-    told = read_told(_text(output)) if output is not None else []
+    told = read_told(_text(output)) if output is not None else None
     running = [rank.rank for rank in ranks if rank.runs]
     if ranks and len(running) == len(ranks) and not told:
         steps = max(rank.steps for rank in ranks)
