@@ -120,7 +120,7 @@ RECIPES = FOLDER / "dying_recipe.py"
 @pytest.mark.parametrize(
     ("arguments", "who", "cause", "text"),
     [
-        (["digits", "--lr", "1e30"], "ranks 0, 1", "not finite", "not finite"),
+        (["digits", "--lr", "1e30"], "ranks 0, 1", "not finite", "the loss is nan"),
         ([f"{RECIPES}:evaluated"], ONE, "killed", "killed by signal 9 (SIGKILL)"),
         ([f"{RECIPES}:loaded", "--workers", "1"], ONE, "loader", "DataLoader worker"),
     ],
