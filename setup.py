@@ -147,6 +147,7 @@ setup(
             "compare = hvdtrain_bench.compare.command:command",
             "lint = hvdtrain_lint.command:command",
             "report = hvdtrain_report.command:command",
+            "why = hvdtrain_report.why_command:command",
         ],
     },
     options={"bdist_wheel": {"py_limited_api": ABI}} if ABI else {},

@@ -29,6 +29,7 @@ _COMMANDS = {
     "run": "Start ranks with the mpirun that belongs to the installed MPI.",
     "sweep": "Train a recipe again and again, and find the best options.",
     "report": "Write one HTML page about runs: curves, where the time went, options.",
+    "why": "Say which rank of a job failed first, in what, and what to try.",
     "timeline": "Merge the timelines that the ranks of a failed job have left into one.",
     "hosts": "Read and check the hosts of a file or a job, and write them for a launcher.",
     "job": "Write a job script for a scheduler.",
@@ -43,7 +44,7 @@ _COMMANDS = {
 }
 
 # Commands of the packages beside hvdtrain in the wheel, found by their entry points.
-_BESIDE = ("report", "lint", "compare", "bench")
+_BESIDE = ("report", "why", "lint", "compare", "bench")
 
 
 class _LazyGroup(click.Group):

@@ -21,6 +21,7 @@ from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
     install_plain_excepthook,
+    own_frame,
     write_message,
 )
 from hvdtrain.core.membership import Context, open_context, start_watches
@@ -32,6 +33,7 @@ from hvdtrain.errors import (
     HvdtrainError,
     LauncherMismatchError,
     NotInitializedError,
+    PeerFailureError,
     UnsupportedError,
     UsageError,
 )
@@ -225,8 +227,6 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         _context = open_context(config, world, ordered, _end_soon)
         _context.record(recording)
         start_watches(_context, world.communicator, partial(_abort, world.communicator))
-        if _context.flight is not None and topology.local_rank == 0:
-            _context.flight.clear()
     except ExcludedError as error:
         _end_excluded(error)
     except Exception as error:  # other ranks may be blocked in an engine call forever
@@ -248,7 +248,7 @@ def _guard_exits(config: Config, topology: Topology, communicator: Communicator)
     if _guard is not None:
         _guard.uninstall()
     abort, any_thread = partial(_abort, communicator), config.abort_on_thread_exception
-    _guard = ExitGuard(topology, shutdown, abort, any_thread, _save_records)
+    _guard = ExitGuard(topology, shutdown, abort, any_thread, _save_records, _note)
     _guard.install()
 
 
@@ -339,6 +339,16 @@ def _abort(communicator: Communicator, code: int) -> None:
 def _save_records() -> None:
     if _context is not None:
         _context.save_records()
+
+
+def note_error(error: BaseException) -> None:
+    """Note an error of this rank in the flight record (local)."""
+    _note("follows" if isinstance(error, PeerFailureError) else "error", own_frame(error))
+
+
+def _note(kind: str, text: str) -> None:
+    if _context is not None and _context.flight is not None:
+        _context.flight.note(kind, text)
 
 
 def _end_excluded(error: ExcludedError) -> NoReturn:

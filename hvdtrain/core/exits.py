@@ -31,6 +31,7 @@ from hvdtrain.errors import (
     EXIT_TERMINATED,
     ConnectionLostError,
     HvdtrainError,
+    PeerFailureError,
     RanksLostError,
     UsageError,
 )
@@ -65,11 +66,11 @@ def format_error(error: BaseException) -> str:
     if (
         isinstance(error, HvdtrainError)
         and error.__cause__ is None
-        and any(_is_script(path) for path in paths)
+        and any(is_script(path) for path in paths)
     ):
         loaded = (getattr(sys.modules.get(name), "__file__", None) for name in _FRAMEWORKS)
         inner = (_PACKAGE, *(Path(file).parent for file in loaded if file is not None))
-        while not _is_script(paths[-1]) and _is_internal(paths[-1], inner):
+        while not is_script(paths[-1]) and _is_internal(paths[-1], inner):
             del paths[-1], told.stack[-1]
     return "".join(told.format())
 
@@ -86,7 +87,7 @@ def own_frame(error: BaseException, verbose: bool = False) -> str:
         frames += [(frame[1], int(frame[2]), frame[3]) for frame in inner]
         ended = told[inner[-1].end() :] if _BEFORE_FRAMES.search(told[: inner[0].start()]) else ""
         told = ended if ended.strip() else _TOLD_FRAME.sub("", told)
-    own = [frame for frame in frames if _is_script(frame[0])] or frames[-1:]
+    own = [frame for frame in frames if is_script(frame[0])] or frames[-1:]
     place = "{}:{} in {}: ".format(*own[-1]) if own else ""
     line = place + " ".join(told.split())
     return f"{line}\n{format_error(error).rstrip()}" if verbose else line
@@ -96,10 +97,10 @@ def is_internal(error: BaseException) -> bool:
     """Return whether hvdtrain itself raised an error, outside of any code of the user's."""
     paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     own = [path for path in paths if not _is_internal(path, ())]  # without Python's library
-    return bool(own) and Path(own[-1]).is_relative_to(_PACKAGE) and not any(map(_is_script, paths))
+    return bool(own) and Path(own[-1]).is_relative_to(_PACKAGE) and not any(map(is_script, paths))
 
 
-def _is_script(path: str) -> bool:
+def is_script(path: str) -> bool:
     """Return whether a file is the user's own: not hvdtrain's, installed, or Python's."""
     if path.startswith("<frozen "):
         return False
@@ -188,11 +189,12 @@ class ExitGuard:
         abort: Callable[[int], None],
         any_thread: bool,
         save: Callable[[], None],
+        note: Callable[[str, str], None],
     ) -> None:
         self._topology = topology
         self._any_thread = any_thread
         self._leave = leave
-        self._abort, self._save = abort, save
+        self._abort, self._save, self._note = abort, save, note
         self._process_id = os.getpid()
         self._terminated = False
         self._leaving = False
@@ -231,6 +233,8 @@ class ExitGuard:
         if not self._is_rank():
             self._excepthook(kind, error, trace)
             return
+        follows = isinstance(error, PeerFailureError)
+        self._note("follows" if follows else "error", own_frame(error))
         if isinstance(error, KeyboardInterrupt):
             if self._topology.rank == 0:
                 self._say("interrupted")
@@ -258,18 +262,19 @@ class ExitGuard:
         if not self._is_rank() or self._leaving:
             _die_of(number)
         self._terminated = True
+        self._note("signal", signal.Signals(number).name)
         raise SystemExit(EXIT_TERMINATED)  # so that `finally` blocks remove half-written files
 
     def _on_exit(self) -> None:
         if not self._is_rank():
             return
+        self._leaving = True  # another signal ends it at once
         if self._terminated:
-            self._leaving = True  # another signal ends it at once
             try:
                 self._save()
             finally:
                 _die_of(signal.SIGTERM)  # without a message; the launcher ends the other ranks
-        self._leaving = True
+        self._note("left", "")
         try:
             self._leave()
         except HvdtrainError as error:
@@ -294,6 +299,7 @@ class ExitGuard:
             self._end_for(reason)
 
     def _end_for(self, reason: str) -> None:
+        self._note("follows", reason)
         self._say(f"{reason}. The job ends: other ranks would wait for this one forever")
         self._end(EXIT_CRASH)
 

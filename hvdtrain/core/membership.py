@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
-from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
+from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
 from hvdtrain.errors import RanksLostError
@@ -34,7 +35,8 @@ from hvdtrain.types import DType, ReduceOp
 
 if TYPE_CHECKING:  # what few jobs use is imported where it is used
     from hvdtrain.core.recruiter import Recruiter
-    from hvdtrain.core.timeline.recorder import FlightRecord, Recorder
+    from hvdtrain.core.timeline.flight import FlightRecord, History
+    from hvdtrain.core.timeline.recorder import Recorder
     from hvdtrain.core.timeline.start_stop import Recording
 
 
@@ -224,6 +226,7 @@ class Context:
     failures: Failures | None = None
     recording: Recording | None = None
     flight: FlightRecord | None = None
+    job: int = 0  # the time when it began; the same on all ranks
     process_id: int = field(default_factory=os.getpid)
     process_sets: dict[int, list[int]] = field(default_factory=dict)
     emptied: dict[int, list[int]] = field(default_factory=dict)
@@ -306,19 +309,60 @@ class Context:
     def _track(self, channel: Channel) -> None:
         recorder = self._recorders.pop(channel, None)
         history = None if recorder is None else recorder.history
-        recorder = None if self.flight is None else self.flight.recorder(history)
+        history = history or self._history(channel)
+        recorder = None
         if self.recording is not None:
             process_set = channel.parent or channel
-            history = None if recorder is None else recorder.history
             recorder = self.recording.recorder(channel.label, process_set.label, history)
+        elif history is not None:
+            from hvdtrain.core.timeline.recorder import Recorder
+
+            recorder = Recorder(None, False, history)
         if recorder is not None:
             self._recorders[channel] = recorder
         channel.queue.timed, channel.queue.track = self.recording is not None, recorder
 
-    def save_records(self) -> None:
-        """Save what was recorded of this rank, which may be about to end."""
+    def keep_flight_record(self, folder: str) -> None:
+        """Begin a flight record in a folder (local), or go on with the one that was asked for."""
+        from hvdtrain.core.timeline.flight import open_flight_record
+
+        if self.flight is not None and self.config.flight_record:
+            return
+        self.end_flight_record()
+        self.flight = open_flight_record(folder, self.topology, self.engine_name, self.job)
+        for channel in self.channels() if self.flight is not None else ():
+            if channel in self._recorders:
+                self._recorders[channel].history = self._history(channel)
+            else:
+                self._track(channel)
+
+    def end_flight_record(self) -> None:
+        """Remove the flight record, unless an error is noted in it (local)."""
+        record, self.flight = self.flight, None
+        if record is None:
+            return
+        for recorder in self._recorders.values():
+            recorder.history = None
+        if self.recording is None:
+            for channel in self.channels():
+                self._track(channel)
+        record.close()
+
+    def _history(self, channel: Channel) -> History | None:
+        if self.flight is None:
+            return None
+        return self.flight.history(channel.ranks, channel.number, channel.label)
+
+    def pending(self) -> list[Wait]:
+        """Return the pending operations of this rank, as it does about once a second."""
         if self.flight is not None:
-            self.flight.write(list(self._recorders.items()))
+            self.flight.beat()
+        return pending_on(self.channels(), self.blocked)
+
+    def save_records(self, stall: str = "") -> None:
+        """Save what was recorded of this rank, which waits, or may be about to end."""
+        if self.flight is not None and stall:
+            self.flight.note("stall", stall)
         if self.recording is not None:
             self.recording.save()
 
@@ -346,6 +390,7 @@ class Context:
             self.failures.agree(True)  # a rank that ends before would seem to be lost
         for channel in channels:
             channel.close()
+        self.end_flight_record()
         restore_switch_interval(self.switch_interval)
 
     def abandon(self, error: RanksLostError) -> None:
@@ -358,6 +403,7 @@ class Context:
             self.watch.abandon()
         for channel in self.channels():
             channel.abandon(error)
+        self.end_flight_record()
         self.followers.interrupt()
 
 
@@ -396,9 +442,10 @@ def open_context(
     communicator, failures = world.communicator, world.failures
     topology = Topology.from_nodes(communicator.rank, world.nodes, world.hostnames)
     # Ranks on other hosts may not have the first one's environment.
-    settings = np.array([ordered, config.min_ranks, config.max_ranks], np.uint64)
+    own = [ordered, config.min_ranks, config.max_ranks, time.time_ns()]
+    settings = np.array(own, np.uint64)
     communicator.start_max(settings).wait()
-    in_order, least, most = settings.tolist()
+    in_order, least, most, job = settings.tolist()
     config = replace(config, min_ranks=least, max_ranks=most)
     chosen = communicator
     if in_order:
@@ -409,10 +456,9 @@ def open_context(
     here = Context(
         config, world.engine, world.library, topology, channel, failed, bool(in_order), failures
     )
+    here.job = job
     if config.flight_record:
-        from hvdtrain.core.timeline.recorder import FlightRecord
-
-        here.flight = FlightRecord(config.flight_record, topology, world.engine)
+        here.keep_flight_record(config.flight_record)
     return here
 
 
@@ -425,7 +471,7 @@ def start_watches(here: Context, communicator: Communicator, abort: Callable[[in
         communicator,
         here.config,
         here.topology,
-        lambda: pending_on(here.channels(), here.blocked),
+        here.pending,
         abort,
         here.save_records,
     )

@@ -178,7 +178,7 @@ class StallWarnings:
         settings: StallSettings,
         topology: Topology,
         abort: Callable[[int], None],
-        save: Callable[[], None],
+        save: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._topology = topology
@@ -206,7 +206,7 @@ class StallWarnings:
         return periods(stall.seconds) > (periods(before.seconds) if before else 0)
 
     def _warn(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
-        self.save()
+        self.save("; ".join(map(describe, stalls)))
         self._say(shortened([f"stalled: {describe(s)}" for s in stalls], "\n", _MORE))
         if any((s.missing or s.partial) and not s.is_marker for s in stalls):
             self._say(_ADVICE if self._settings.stacks else _ADVICE + _OFFER)
@@ -219,7 +219,9 @@ class StallWarnings:
 
     def _end_job(self, stall: Stall) -> None:
         seconds = self._settings.shutdown_seconds
-        self._say(f"the job ends (HVDTRAIN_STALL_SHUTDOWN_SECONDS={seconds:g}): {describe(stall)}")
+        said = f"the job ends (HVDTRAIN_STALL_SHUTDOWN_SECONDS={seconds:g}): {describe(stall)}"
+        self.save(said)
+        self._say(said)
         drain_output()
         self._abort(EXIT_CRASH)
 
@@ -260,7 +262,7 @@ def watch_stalls(
     topology: Topology,
     pending: Callable[[], list[Wait]],
     abort: Callable[[int], None],
-    save: Callable[[], None],
+    save: Callable[[str], None],
 ) -> StallWatch | None:
     """Start the stall watch of this rank; return None if it is off."""
     if communicator.size == 1:
@@ -406,7 +408,7 @@ class StallWatch:
             stacks = {rank: stacks for rank, (_, stacks) in enumerate(gathered)}
             self._warnings.update(stalls, lambda: stacks)
         elif not first:
-            self._warnings.save()
+            self._warnings.save("another rank reports a stall")
 
     def _result_of(self, function: Callable[[], T]) -> T:
         """Return the result of a blocking function; a rank may stop answering during the call."""

@@ -354,6 +354,8 @@ class _Session:
         first = world.topology.rank == 0
         prints = first and not options.quiet
         log = setup.state.directory / LOG if first else None
+        if not options.dry_run:
+            world.keep_flight_record(str(setup.state.directory))
         with (
             ExitStack() as pages,
             Terminal(prints, bar=prints and on_terminal(), log=log) as terminal,
@@ -383,9 +385,12 @@ class _Session:
                 with nullcontext() if self._make_recipe else code_of_recipe(options):
                     summary = self._run.run()
                 require_all()
+                world.end_flight_record()
                 return summary
-            except HvdtrainError as error:
-                terminal.keep([str(error)])
+            except Exception as error:
+                context.note_error(error)  # all ranks may go on, or leave in order
+                if isinstance(error, HvdtrainError):
+                    terminal.keep([str(error)])
                 raise
             finally:
                 if run_log is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hosts import on_hosts
+from hvdtrain_report.flight import read_ranks, record_files
 from job import Completed
 from mpis import MPICH
 from ranks import launch, mpi_python, start, torch_beside
@@ -34,6 +35,12 @@ def fail(
     return done
 
 
+def noted(folder: Path, rank: int) -> tuple[str, str]:
+    """Return what the flight record says of a rank's end, without the place."""
+    note = read_ranks(record_files(folder))[rank].notes[0]
+    return note.kind, note.text.partition("raises: ")[2] or note.text
+
+
 @pytest.mark.parametrize(
     ("mpi", "fault", "variables"),
     [
@@ -45,7 +52,7 @@ def fail(
 )
 def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str], tmp_path: Path) -> None:
     done = fail(fault, {**variables, "HVDTRAIN_FLIGHT_RECORD": tmp_path}, mpi=mpi)
-    assert (tmp_path / "flight_rank_1").exists()
+    assert noted(tmp_path, 1) == ("error", "ValueError: boom")
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "[rank 1/3] ValueError: boom" in done.stderr
@@ -78,7 +85,7 @@ def test_a_rank_that_is_killed(mpi: str, engine: str, shared_memory: str) -> Non
 @pytest.mark.parametrize("mpi", MPIS)
 def test_a_rank_that_is_terminated_alone(mpi: str, tmp_path: Path) -> None:
     done = fail("is_terminated", {"HVDTRAIN_FLIGHT_RECORD": tmp_path}, mpi=mpi)
-    assert (tmp_path / "flight_rank_1").exists()
+    assert noted(tmp_path, 1) == ("signal", "SIGTERM")
     assert done.returncode == {"openmpi": 128 + signal.SIGTERM, "mpich": signal.SIGTERM}[mpi]
     assert "Traceback" not in done.stderr
 

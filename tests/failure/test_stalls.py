@@ -126,10 +126,12 @@ for _ in range(3):
 
 
 def analyzed(folder: Path) -> str:
-    """Return what torch's analyzer says of flight records, by the command of the page."""
+    """Return what torch's analyzer says of flight records, by the commands of the page."""
     page = Path(__file__).parents[2] / "docs" / "stalls.md"
-    (code,) = re.findall(r'python -c "(.*?)" FOLDER', page.read_text(), re.DOTALL)
-    return start([sys.executable, "-c", code, folder]).end(code=0).stderr
+    (code,) = re.findall(r'python -c "(.*?)" FOR_TORCH', page.read_text(), re.DOTALL)
+    converted = folder / "for torch"
+    start([sys.executable, "-m", "hvdtrain", "why", folder, "--for-torch", converted]).end(code=0)
+    return start([sys.executable, "-c", code, converted]).end(code=0).stderr
 
 
 def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:

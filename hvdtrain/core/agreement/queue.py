@@ -190,6 +190,8 @@ class Queue:
         """Make an operation pending that a vote is about (driver, with the lock)."""
         self.pending[operation.request.key] = operation
         self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+        if (track := self.track) is not None:
+            track.submitted(operation)
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         """Apply an event to the state (driver, or close()); return the actions to perform."""

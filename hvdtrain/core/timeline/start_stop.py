@@ -24,7 +24,8 @@ from hvdtrain.core.timeline.file import (
     usable_path,
     write,
 )
-from hvdtrain.core.timeline.recorder import History, Recorder
+from hvdtrain.core.timeline.flight import History
+from hvdtrain.core.timeline.recorder import Recorder
 from hvdtrain.core.timeline.records import (
     ChannelTimes,
     RankRecords,

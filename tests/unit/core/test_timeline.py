@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hvdtrain_report.flight import read_ranks, record_files, write_for_torch
 
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.timeline.file import (
@@ -21,7 +22,7 @@ from hvdtrain.core.timeline.file import (
     usable_path,
     write,
 )
-from hvdtrain.core.timeline.recorder import History
+from hvdtrain.core.timeline.flight import FlightRecord
 from hvdtrain.core.timeline.records import (
     ChannelTimes,
     JoinTimes,
@@ -33,6 +34,7 @@ from hvdtrain.core.timeline.records import (
 )
 from hvdtrain.core.timeline.start_stop import Recording, begin
 from hvdtrain.engines.local import LocalCommunicator
+from hvdtrain.topology import Topology
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
 
@@ -69,18 +71,40 @@ def test_operations_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> Non
     assert rows == {1: [], 2: [4e6, 5e6, 7e6], 3: [3e6, 6e6]}
 
 
-def test_a_flight_record_begins_with_the_same_operation_on_all_ranks() -> None:
+def test_a_flight_record_begins_with_the_same_operation_on_all_ranks(tmp_path: Path) -> None:
     """If ranks are an operation apart, and whatever failed on one of them."""
-    ahead, behind = History(), History()
+    nodes, hosts = [0, 0], ["host", "host"]
+    records = [
+        FlightRecord(str(tmp_path), Topology.from_nodes(rank, nodes, hosts), "mpi", job=7)
+        for rank in range(2)
+    ]
+    ahead, behind = (record.history(range(2), 0, "world") for record in records)
     for number in range(2500):
         for history in (ahead, behind)[: 1 + (number < 2499)]:
-            history.add(Work(Request("barrier", str(number))), began=None, failed=False)
-    ahead.add(failed := Work(Request("barrier", "failed")), began=None, failed=True)
-    names = [[entry.request.name for entry in each.entries([])] for each in (ahead, behind)]
-    assert names[0][0] == names[1][0] == "1000"
-    assert names[0] == [*names[1], "2499", "failed"]
-    entries = ahead.entries([(failed, None), (failed, 1.0), (failed, 2.0)])
-    assert [entry.number for entry in entries[-5:]] == [2500, 0, 0, 2501, 2502]
+            operation = Work(Request("barrier", str(number)))
+            history.submitted(operation)
+            history.ended(operation, failed=False)
+    ahead.submitted(failed := Work(Request("barrier", "failed")))
+    ahead.ended(failed, failed=True)
+    pending = [Work(Request("barrier", name)) for name in ("waits", "runs", "runs too")]
+    for operation in pending:
+        ahead.submitted(operation)
+    for operation in pending[1:]:
+        ahead.began(operation)
+    write_for_torch(read_ranks(record_files(tmp_path)), tmp_path / "torch")
+    names, numbers = [], []
+    for rank in range(2):
+        entries = json.loads((tmp_path / "torch" / f"flight_rank_{rank}").read_text())["entries"]
+        names.append([entry["profiling_name"].partition("'")[2][:-1] for entry in entries])
+        numbers.append([entry["record_id"] for entry in entries])
+    assert names[0][:-4] == [*names[1], "2499"]
+    assert numbers[0][0] == numbers[1][0] > 1500
+    assert names[0][-4:-2] == ["runs", "runs too"]
+    assert numbers[0][-5:-2] == [2500, 2501, 2502]
+    assert sorted(names[0][-2:]) == ["failed", "waits"]
+    for record in records:
+        record.close()
+    assert not record_files(tmp_path)
 
 
 def test_what_there_is_no_room_for_is_counted(tmp_path: Path) -> None:

@@ -1,0 +1,265 @@
+"""The flight record: a file for each node with what its ranks did last, which outlives them.
+
+Each rank has a block in the file and writes it through mapped memory, so that nothing is lost if it
+is killed. A block begins with JSON about the rank. Then come its sign of life, the channels and the
+notes in JSON, Python's last lines before a fatal signal, and a ring of operations. `hvdtrain why`
+reads it, and converts it for torch's flight recorder.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.exits import is_script, write_message
+from hvdtrain.topology import Topology
+
+BLOCK_BYTES = 1 << 18
+_LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
+# Seconds since the epoch, and the optimizer steps of this job.
+_SIGN_OF_LIFE = struct.Struct("<dq")
+# An operation: place in the ring from 1 on, bytes, time of submission, channel, length of the text.
+# Then whether it failed, number among the operations of the channel that ran, begin and end, or 0.
+_ENTRY, _PROGRESS = struct.Struct("<qqdHH"), struct.Struct("<Hqdd")
+_TEXT = _ENTRY.size + _PROGRESS.size
+_ENTRY_BYTES = 256
+_ENTRIES = (BLOCK_BYTES - _RING) // _ENTRY_BYTES
+_MOST_TEXT = 1500
+_STEP = "optimizer step"
+
+
+class FlightRecord:
+    """The block of this rank (raises OSError if there is no room for it).
+
+    Args:
+        job: number that is the same on all ranks, and greater for later jobs.
+    """
+
+    def __init__(self, folder: str, topology: Topology, engine: str, job: int) -> None:
+        folder = os.path.abspath(folder)
+        os.makedirs(folder, exist_ok=True)
+        self._local_rank = topology.local_rank
+        self._path = Path(folder, f"flight.{job:x}.{topology.node}")
+        if topology.rank == 0:
+            _remove_before(self._path)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        with open(descriptor, "r+b", buffering=0):
+            # All of it, since the system ends a process that maps a file and finds the disk full.
+            written = os.write(descriptor, bytes(BLOCK_BYTES))
+            if written < BLOCK_BYTES:
+                raise OSError(0, "no space is left")
+            start = os.lseek(descriptor, 0, os.SEEK_CUR) - BLOCK_BYTES
+            self._memory = mmap.mmap(descriptor, BLOCK_BYTES, offset=start)
+        about = {
+            "flight record": 1,
+            "rank": topology.rank,
+            "host": topology.hostnames[topology.rank],
+            "pid": os.getpid(),
+            "engine": engine,
+            "oom kills": _oom_kills(),
+        }
+        self._put(0, _LIFE, about)
+        self._zero = time.time() - time.perf_counter()
+        self._places, self._last, self._steps = count(1), 0, 0
+        self._channels: list[list[object]] = []
+        self._noted, self._failed = _NOTES, False
+        self._fault = None
+        if not faulthandler.is_enabled():
+            self._fault = open(self._path, "r+b", buffering=0)  # noqa: SIM115  # until close()
+            self._fault.seek(start + _FAULT)
+            faulthandler.enable(self._fault, all_threads=False)
+        self.beat()
+
+    def history(self, ranks: Sequence[int], number: int, label: str) -> History:
+        """Return the writer of a channel's operations."""
+        self._channels.append([number, label, _spans(ranks)])
+        self._put(_CHANNELS, _NOTES, self._channels)
+        return History(self, len(self._channels) - 1)
+
+    def beat(self) -> None:
+        """Note that this rank is alive."""
+        _SIGN_OF_LIFE.pack_into(self._memory, _LIFE, time.time(), self._steps)
+
+    def note(self, kind: str, text: str) -> None:
+        """Note what happens to this rank, and which ranks of the node have ended before."""
+        found = {
+            "time": time.time(),
+            "kind": kind,
+            "text": text[:_MOST_TEXT],
+            "where": _where(),
+            "ended": self._ended_ranks(),
+            "oom kills": _oom_kills(),
+        }
+        self._failed |= kind == "error"
+        self._noted += self._put(self._noted, _FAULT, found)
+        self.beat()
+
+    def add(self, operation: Operation, channel: int) -> int:
+        """Write an operation to the next place of the ring; return that place."""
+        place = self._last = next(self._places)
+        request = operation.request
+        details = dict(request.details)
+        shape = details.get("shape") or details.get("shape beyond the first", "")
+        texts = request.operation, request.name, details.get("dtype", "uint8"), shape
+        text = "\0".join(texts).encode()[: _ENTRY_BYTES - _TEXT]
+        submitted = self._zero + operation.submitted if operation.submitted else time.time()
+        head = _ENTRY.pack(place, operation.nbytes, submitted, channel, len(text))
+        entry = head + bytes(_PROGRESS.size) + text
+        start = _start_of(place)
+        self._memory[start : start + len(entry)] = entry
+        return place
+
+    def update(self, place: int, failed: bool, number: int, began: float, ended: float) -> None:
+        """Write how far an operation is, by this process's clock."""
+        zero = self._zero
+        times = began and zero + began, ended and zero + ended
+        _PROGRESS.pack_into(self._memory, _start_of(place) + _ENTRY.size, failed, number, *times)
+
+    def has_lost(self, place: int) -> bool:
+        """Return whether a later operation has been written to a place, which may be 0."""
+        return not place or self._last - place >= _ENTRIES
+
+    def count_step(self) -> None:
+        self._steps += 1
+        self.beat()
+
+    def close(self) -> None:
+        """End the record of a rank that leaves in order, and remove it unless it has an error."""
+        if self._fault is not None:
+            faulthandler.disable()
+            self._fault.close()
+        if self._local_rank == 0 and not self._failed:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _put(self, start: int, end: int, value: object) -> int:
+        """Write JSON and a line end, if there is room; return the number of bytes."""
+        data = json.dumps(value).encode() + b"\n"
+        if start + len(data) > end:
+            return 0
+        self._memory[start : start + len(data)] = data
+        return len(data)
+
+    def _ended_ranks(self) -> list[int]:
+        """Return the ranks of this node whose processes have ended."""
+        found = []
+        with suppress(OSError, ValueError, KeyError), open(self._path, "rb") as file:
+            while head := file.readline(_LIFE):
+                about = json.loads(head)
+                if about["pid"] != os.getpid() and _has_ended(about["pid"]):
+                    found.append(about["rank"])
+                file.seek(-(-file.tell() // BLOCK_BYTES) * BLOCK_BYTES)
+        return found
+
+
+class History:
+    """Writes the operations of a channel to the flight record."""
+
+    def __init__(self, record: FlightRecord, channel: int) -> None:
+        self._record, self._channel, self._ran = record, channel, 0
+        self._open: dict[Operation, tuple[int, int, float]] = {}  # place, number, begin
+
+    def submitted(self, operation: Operation) -> None:
+        self._open[operation] = self._record.add(operation, self._channel), 0, 0.0
+
+    def began(self, operation: Operation) -> None:
+        self._ran += 1
+        place = self._open.get(operation, (0, 0, 0.0))[0]
+        self._open[operation] = self._write(operation, place, self._ran, time.perf_counter())
+
+    def ended(self, operation: Operation, failed: bool) -> None:
+        place, number, began = self._open.pop(operation, (0, 0, 0.0))
+        if not number and not failed:  # its vote has run it
+            number = self._ran = self._ran + 1
+        self._write(operation, place, number, began, time.perf_counter(), failed)
+        if operation.request.operation == _STEP and not failed:
+            self._record.count_step()
+
+    def _write(
+        self,
+        operation: Operation,
+        place: int,
+        number: int,
+        began: float,
+        ended: float = 0.0,
+        failed: bool = False,
+    ) -> tuple[int, int, float]:
+        if self._record.has_lost(place):
+            place = self._record.add(operation, self._channel)
+        self._record.update(place, failed, number, began, ended)
+        return place, number, began
+
+
+def _start_of(place: int) -> int:
+    return _RING + (place - 1) % _ENTRIES * _ENTRY_BYTES
+
+
+def _remove_before(path: Path) -> None:
+    """Remove the files of earlier jobs."""
+    for other in path.parent.glob("flight.*.*"):
+        if other.suffixes[:1] != path.suffixes[:1]:
+            with suppress(OSError):
+                other.unlink()
+
+
+def open_flight_record(
+    folder: str, topology: Topology, engine: str, job: int
+) -> FlightRecord | None:
+    """Open the record of this rank (local), or say on one rank of the node why that cannot be."""
+    try:
+        return FlightRecord(folder, topology, engine, job)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        if topology.local_rank == 0:
+            write_message(topology.title, f"no flight record in {folder} ({reason})")
+        return None
+
+
+def _spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Return the first and last of each run of consecutive numbers."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
+def _oom_kills() -> int:
+    """Return how many processes the kernel of this host has ended for lack of memory."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _where() -> str:
+    """Return the innermost line of the user's own in the main thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not is_script(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"

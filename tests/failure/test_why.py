@@ -1,0 +1,162 @@
+"""`hvdtrain why` names the first failure of jobs that died in planted ways."""
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from hvdtrain_report.why import ADVICE
+from hvdtrain_report.why_command import command
+from ranks import launch
+
+from hvdtrain.errors import UsageError
+
+FOLDER = Path(__file__).parent
+CANCELLED = "slurmstepd: error: *** STEP 1042.0 ON node7 CANCELLED AT 2026-11-30T03:12:45"
+SLURM = {
+    "time limit": f"{CANCELLED} DUE TO TIME LIMIT ***",
+    "preempted": f"{CANCELLED} DUE TO PREEMPTION ***",
+    "cancelled": f"{CANCELLED} ***",
+    "out of memory": "slurmstepd: error: Detected 1 oom_kill event in StepId=1042.0. Some of the "
+    "step tasks have been OOM Killed.",
+}
+ONE, ALL, JOB = "rank 1", "ranks 0-2", "the job"
+WAIT = ("all_wait", JOB, "terminated", "")
+KILL = ("killed", ONE, "killed", "killed by signal 9 (SIGKILL)")
+
+
+def why(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
+    assert not command.main(list(map(str, words)), standalone_mode=False)
+    return capsys.readouterr().out.splitlines()
+
+
+def named(lines: list[str], who: str, cause: str, text: str) -> None:
+    """Check what was said about a death."""
+    on = f" on {socket.gethostname()}" if who == ONE else ""
+    assert re.match(f"{who}(?:{on})? failed first", lines[0]), lines
+    assert text in lines[0], lines
+    assert lines[-1] == f"  try: {ADVICE[cause]}"
+    assert len(lines) <= 5
+
+
+# Where the record is not enough, "" names nothing, and the scheduler's words are added.
+@pytest.mark.parametrize(
+    ("death", "who", "cause", "text", "alone", "words"),
+    [
+        (*KILL, "ended without a word", ""),
+        (*KILL[:2], "out of memory", "", "ended without a word", "out of memory"),
+        (*WAIT, "told to end from outside (SIGTERM)", ""),
+        (*WAIT[:2], "time limit", "", "told to end", "time limit"),
+        (*WAIT[:2], "preempted", "", "told to end", "preempted"),
+        (*WAIT[:2], "cancelled", "", "told to end", "cancelled"),
+        ("is_terminated", ONE, "terminated", "SIGTERM", "SIGTERM", ""),
+        ("crashes", ONE, "segfault", "in crashes", "Segmentation fault", ""),
+        ("raises", ONE, "error", "in raises: ValueError: the planted error", "ValueError", ""),
+        ("raises", ONE, "error", "in raises: ValueError", "ValueError", "cancelled"),
+        ("raises_everywhere", ALL, "error", "ValueError: the planted error", "ValueError", ""),
+        ("exits_with_3", ONE, "exit code", "ended with exit code 3", "without a word", ""),
+        ("exits", ONE, "left", "its program ended", "its program ended", ""),
+        ("stalls", ONE, "stall", "in stalls", "ranks 0, 2 wait for rank 1", ""),
+        ("differs", ONE, "different requests", "shape (2,)", "shape (2,)", ""),
+        ("interrupted", ONE, "interrupted", "KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("recurses", ONE, "error", "RecursionError", "RecursionError", ""),
+        ("memory", ONE, "out of memory", "MemoryError", "MemoryError", ""),
+        ("fills_disk", ONE, "disk full", "File too large", "File too large", ""),
+        ("imports", ONE, "import", "No module named", "No module named", ""),
+        ("last", *KILL[1:], "ended without a word", ""),
+        ("before_init", *KILL[1:], "", ""),
+        ("in_init", *KILL[1:], "", ""),
+        ("import_before_init", ONE, "import", "No module named", "", ""),
+    ],
+)
+def test_a_planted_death_is_named(
+    death: str,
+    who: str,
+    cause: str,
+    text: str,
+    alone: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    env: dict[str, object] = {"HVDTRAIN_FLIGHT_RECORD": record}
+    if death == "stalls":
+        env |= {"HVDTRAIN_STALL_SECONDS": 1, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 2}
+    with launch(FOLDER / "dying_worker.py", 3, args=[death], env=env, cwd=tmp_path) as job:
+        if death == "all_wait":
+            job.wait_for(lambda: job.stdout.count("waiting") == 3, "waited")
+            job.process.send_signal(signal.SIGTERM)
+        done = job.ended()
+    assert done.returncode != 0
+    output = tmp_path / "output"
+    output.write_text(f"{done.stdout}{done.stderr}\n{SLURM.get(words, '')}\n")
+    if alone:
+        assert alone in why(capsys, record)[0]
+    lines = why(capsys, record, "--output", output)
+    named(lines, who, cause, text)
+    if alone and who == ONE and death not in ("last", "exits", "differs"):
+        assert "rank 1 after allreduce 'loss' (operation 5)" in lines[1]
+        assert "ranks 0, 2 in allreduce 'loss' (operation 6)" in lines[2]
+
+
+@pytest.mark.mpich
+def test_a_rank_that_mpich_names_by_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its mpiexec ends the others before they can say anything."""
+    record, output = tmp_path / "record", tmp_path / "output"
+    env = {"HVDTRAIN_FLIGHT_RECORD": record}
+    done = launch(FOLDER / "dying_worker.py", 3, args=["killed"], env=env, mpi="mpich").end()
+    output.write_text(done.stdout)
+    named(why(capsys, record, "--output", output), *KILL[1:])
+
+
+RECIPES = FOLDER / "dying_recipe.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "who", "cause", "text"),
+    [
+        (["digits", "--lr", "1e30"], "ranks 0, 1", "not finite", "the loss is nan"),
+        ([f"{RECIPES}:evaluated"], ONE, "killed", "killed by signal 9 (SIGKILL)"),
+        ([f"{RECIPES}:loaded", "--workers", "1"], ONE, "loader", "DataLoader worker"),
+    ],
+)
+def test_a_run_that_died_is_explained_by_its_directory(
+    arguments: list[str],
+    who: str,
+    cause: str,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    words = ["-m", "hvdtrain", "train", *arguments, "--epochs", "1", "--device", "cpu"]
+    done = launch([*words, "--out", str(out)], 2, warm="torch").end()
+    assert done.returncode != 0
+    output = tmp_path / "output"
+    output.write_text(done.stdout + done.stderr)
+    named(why(capsys, out, "--output", output), who, cause, text)
+
+
+def test_a_run_that_runs_and_one_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record"
+    env = {"HVDTRAIN_FLIGHT_RECORD": record}
+    with launch(FOLDER / "dying_worker.py", 3, args=["all_wait"], env=env) as job:
+        job.wait_for(lambda: job.stdout.count("waiting") == 3, "waited")
+        (line,) = why(capsys, record)
+    assert "the job is running: ranks 0-2" in line
+    out = tmp_path / "run"
+    words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--out", str(out)]
+    launch(words, 2, warm="torch").end(code=0)
+    assert not list(out.glob("flight.*"))
+    (line,) = why(capsys, out)
+    assert "has ended well" in line
+    for wrong in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UsageError):
+            why(capsys, wrong)

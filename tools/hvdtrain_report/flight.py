@@ -1,0 +1,242 @@
+"""Reader of flight records: what the ranks of each node left when their job died."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import socket
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import UsageError
+from hvdtrain_report.lines import JsonObject
+
+# As hvdtrain.core.timeline.flight writes it; not imported, to read files of other versions.
+_BLOCK_BYTES = 1 << 18
+_LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
+_SIGN_OF_LIFE, _ENTRY, _ENTRY_BYTES = struct.Struct("<dq"), struct.Struct("<qqdHHHqdd"), 256
+_LEAVE = "leave the job"
+_NAME = re.compile(r"flight\.([0-9a-f]+)\.\d+")
+# A rank on another host, which writes about once a second, may still run.
+_SILENT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operation; times are seconds since the epoch, or 0."""
+
+    nbytes: int
+    submitted: float
+    channel: int
+    failed: bool
+    number: int  # among the operations of the channel that ran, or 0
+    began: float
+    ended: float
+    operation: str
+    name: str
+    dtype: str
+    shape: str
+
+    @property
+    def subject(self) -> str:
+        named = self.name and not self.name.startswith("noname.")
+        return f"{self.operation} {self.name!r}" if named else self.operation
+
+
+@dataclass(frozen=True)
+class Note:
+    time: float
+    kind: str
+    text: str
+    where: str
+    ended: tuple[int, ...]  # ranks of the node whose processes had ended
+    oom_kills: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank left."""
+
+    rank: int
+    host: str
+    pid: int
+    engine: str
+    oom_kills: int
+    life: float
+    steps: int
+    channels: list[tuple[int, str, list[int]]]  # number, label and ranks
+    notes: list[Note]
+    fault: str
+    entries: list[Entry]  # in the order of their submission
+
+    @property
+    def last_sign(self) -> float:
+        times = (max(e.submitted, e.began, 0.0 if e.failed else e.ended) for e in self.entries)
+        return max(self.life, *times)
+
+    @property
+    def done(self) -> Entry | None:
+        """The last operation that has ended, before the rank left."""
+        whole = [e for e in self.entries if e.ended and not e.failed and e.operation != _LEAVE]
+        return max(whole, key=lambda e: e.ended, default=None)
+
+    @property
+    def pending(self) -> Entry | None:
+        """The first operation that has not ended well."""
+        return next((e for e in self.entries if not e.ended or e.failed), None)
+
+    @property
+    def runs(self) -> bool:
+        if self.host != socket.gethostname():
+            return time.time() - self.life < _SILENT_SECONDS
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return stat[0] not in "ZX"
+
+
+def record_files(folder: Path) -> list[Path]:
+    """Return the files of the last job in a folder."""
+    found = [(m[1], p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))]
+    last = max((int(job, 16) for job, _ in found), default=0)
+    return sorted(path for job, path in found if int(job, 16) == last)
+
+
+def read_ranks(files: Sequence[Path]) -> list[Rank]:
+    ranks: dict[int, Rank] = {}
+    for path in files:
+        try:
+            data = path.read_bytes()
+            for start in range(0, len(data), _BLOCK_BYTES):
+                block = data[start : start + _BLOCK_BYTES]
+                if block[:1] == b"{":  # else the rank was killed in its first line
+                    rank = _rank(block)
+                    ranks[rank.rank] = rank
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise UsageError(f"{path}: not a flight record: the file is damaged") from error
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def _rank(block: bytes) -> Rank:
+    (about,), channels = _objects(block[:_LIFE]), _objects(block[_CHANNELS:_NOTES])
+    life, steps = _SIGN_OF_LIFE.unpack_from(block, _LIFE)
+    return Rank(
+        about["rank"],
+        about["host"],
+        about["pid"],
+        about["engine"],
+        about["oom kills"],
+        life,
+        steps,
+        [(n, label, _unspanned(spans)) for each in channels[:1] for n, label, spans in each],
+        [
+            Note(n["time"], n["kind"], n["text"], n["where"], tuple(n["ended"]), n["oom kills"])
+            for n in _objects(block[_NOTES:_FAULT])
+        ],
+        block[_FAULT:_RING].rstrip(b"\0").decode(errors="replace"),
+        [entry for _, entry in sorted(_entries(block), key=lambda pair: pair[0])],
+    )
+
+
+def _objects(data: bytes) -> list[Any]:
+    lines = data.partition(b"\0")[0].split(b"\n")[:-1]  # without one that a kill has torn
+    return [json.loads(line) for line in lines]
+
+
+def _unspanned(spans: Sequence[Sequence[int]]) -> list[int]:
+    return [rank for first, last in spans for rank in range(first, last + 1)]
+
+
+def _entries(block: bytes) -> Iterator[tuple[int, Entry]]:
+    for start in range(_RING, len(block) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
+        place, nbytes, submitted, channel, length, failed, *progress = _ENTRY.unpack_from(
+            block, start
+        )
+        text = block[start + _ENTRY.size : start + min(_ENTRY.size + length, _ENTRY_BYTES)]
+        texts = text.decode(errors="replace").split("\0")
+        if place > 0:
+            texts += [""] * (4 - len(texts))
+            head = nbytes, submitted, channel, bool(failed)
+            yield place, Entry(*head, *progress, *texts[:4])
+
+
+_VERSION = "2.10"  # of the files that torch 2.13 writes
+# What has not run on all ranks has no place in their common order, and is known by its name.
+_FIRST_PENDING = 1 << 32
+_KINDS = {
+    "allreduce": "all_reduce",
+    "optimizer step": "all_reduce",
+    "allgather": "all_gather_v",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "reducescatter": "reduce_scatter_v",
+}
+
+
+def write_for_torch(ranks: Sequence[Rank], folder: Path) -> None:
+    """Write flight_rank_N of each rank, as torch's flight recorder does but for JSON."""
+    # The analyzer aligns the beginnings of a single channel only.
+    firsts: dict[tuple[str, int], int] = {}
+    for rank in ranks:
+        for index, (number, label, _) in enumerate(rank.channels):
+            own = [e.number for e in rank.entries if e.number and e.channel == index]
+            firsts[label, number] = max(firsts.get((label, number), 0), min(own, default=0))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank in ranks:
+            text = json.dumps(_for_torch(rank, firsts))
+            (folder / f"flight_rank_{rank.rank}").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}") from error
+
+
+def _for_torch(rank: Rank, firsts: dict[tuple[str, int], int]) -> JsonObject:
+    groups, entries = {}, {}
+    for index, (number, label, members) in enumerate(rank.channels):
+        uid = f"{zlib.crc32(str(members).encode()):08x}.{number}"
+        groups[uid] = {"name": uid, "desc": label, "ranks": str(members)}
+        for each in rank.entries:
+            if each.channel == index and (not each.number or each.number >= firsts[label, number]):
+                entry = _torch_entry(each, [uid, label], rank.engine)
+                entries[uid, entry["record_id"]] = entry
+    kept = sorted(entries.values(), key=lambda entry: entry["record_id"])
+    return {"version": _VERSION, "pg_config": groups, "entries": kept}
+
+
+def _torch_entry(entry: Entry, group: list[str], engine: str) -> JsonObject:
+    try:
+        sizes = ast.literal_eval(f"[{entry.shape}]") or [[entry.nbytes]]
+    except (ValueError, SyntaxError):  # a long text is cut
+        sizes = [[entry.nbytes]]
+    types, ended = entry.dtype.split(", "), entry.ended and not entry.failed
+    number = entry.number or _FIRST_PENDING + zlib.crc32(f"{entry.operation}.{entry.name}".encode())
+    # The analyzer knows some backends of torch only.
+    backend = "nccl" if engine == "nccl" else "gloo"
+    kind = _KINDS.get(entry.operation, "barrier")
+    created, began, done = (
+        round(at * 1e9) if at else None for at in (entry.submitted, entry.began, ended)
+    )
+    return {
+        **dict.fromkeys(("record_id", "collective_seq_id", "op_id"), number),
+        "process_group": group,
+        **dict.fromkeys(("pg_id", "p2p_seq_id"), 0),
+        "is_p2p": False,
+        "profiling_name": f"{backend}:{kind} {entry.subject.replace(':', '.')}",
+        **dict.fromkeys(("input_sizes", "output_sizes"), sizes),
+        **dict.fromkeys(("input_dtypes", "output_dtypes"), types),
+        "state": "completed" if ended else "started" if began else "scheduled",
+        "time_created_ns": created,
+        "time_discovered_started_ns": began,
+        "time_discovered_completed_ns": done,
+        "retired": bool(ended),
+        "frames": [],
+    }
