@@ -31,7 +31,8 @@ from hvdtrain.errors import EXIT_CRASH, HvdtrainError
 from hvdtrain.topology import Topology, format_ranks
 
 # Members of the channel, number of the channel among those with these members, and request key.
-OperationId = tuple[tuple[int, ...], int, str]
+# Each rank sends it to all: as a range, members take few bytes.
+OperationId = tuple[tuple[int, ...] | range, int, str]
 
 _MARKERS = (JOIN.key, LEAVE.key)
 
@@ -108,8 +109,8 @@ def stalls_of_one(
 def _choose(stalls: Sequence[Stall], period_seconds: float, size: int) -> list[Stall]:
     old = [stall for stall in stalls if stall.seconds >= period_seconds]
     # The same request is submitted on every channel; only the world's is reported.
-    world = (tuple(range(size)), 0)
-    markers = [stall for stall in old if stall.is_marker and stall.id[:2] == world]
+    world = (size, 0)
+    markers = [s for s in old if s.is_marker and (len(s.id[0]), s.id[1]) == world]
     ordinary = [stall for stall in old if not stall.is_marker]
     return sorted(ordinary or markers, key=lambda stall: -stall.seconds)
 
@@ -292,14 +293,22 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
     waits = []
     for channel in channels:
         begun = 0.0 if channel.has_thread else blocked.since or now
+        members = compact(channel.ranks)
         for request, since in channel.pending():
             if since is not None:
                 # A joined rank waits while others work, which is not a stall.
                 last = progressed if request in (JOIN, LEAVE) else 0.0
                 since = max(since, begun, last)
-            id = (tuple(channel.ranks), channel.number, request.key)
+            id = (members, channel.number, request.key)
             waits.append(Wait(id, request.subject, None if since is None else now - since))
     return waits
+
+
+def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
+    """Return ranks as a range if they are at equal distances."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    whole = range(ranks[0], ranks[0] + step * len(ranks), step)
+    return whole if list(ranks) == list(whole) else tuple(ranks)
 
 
 class StallWatch:
