@@ -38,4 +38,5 @@ def simulate(sizes: Sequence[int], link: str, ranks_per_node: int, seed: int) ->
 
 def _cell(found: Found) -> str:
     unit, size = next(one for one in _UNITS if found.nbytes >= one[1])
-    return f"{found.votes} votes\n{found.nbytes / size:.3g} {unit}\n{time_text(found.seconds)}"
+    votes = f"{found.votes} vote{'s' * (found.votes != 1)}"
+    return f"{votes}\n{found.nbytes / size:.3g} {unit}\n{time_text(found.seconds)}"

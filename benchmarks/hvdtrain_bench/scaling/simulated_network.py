@@ -128,9 +128,6 @@ class SimulatedJob:
         latency = network.latency_seconds * (1 + _JITTER)
         return steps * latency + nbytes * sharers / network.bytes_per_second
 
-    def reduce_seconds(self, ranks: int, nbytes: int) -> float:
-        return allreduce_seconds(ranks, nbytes, self.cluster.network)
-
 
 @dataclass
 class _Call:
@@ -183,7 +180,7 @@ class Group:
                 total = sum(count * call.own.array() for count, call in pairs)
                 for call in self.calls:
                     call.own.array()[:] = total
-                job.meet(self.ranks, job.reduce_seconds(size, nbytes))
+                job.meet(self.ranks, allreduce_seconds(size, nbytes, job.cluster.network))
             case "allgather":
                 parts = [call.own[0].array() for call in self.calls]
                 whole = np.concatenate([parts[number] for number in self.class_of])

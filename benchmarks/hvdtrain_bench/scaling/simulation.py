@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.membership import Context, answer_with_zeros, pending_on
 from hvdtrain.core.recovery import open_next
 from hvdtrain.core.stall import StallSettings, StallWarnings, StallWatch, Wait
-from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, Newcomer
+from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.errors import MismatchError
 from hvdtrain.topology import Topology
 from hvdtrain.types import ReduceOp
@@ -306,34 +307,22 @@ def simulate_stall(cluster: Cluster, size: int, seed: int = 0) -> Found:
     return found
 
 
-class _OneLost(Failures):
-    """The last rank has ended, and no other does."""
-
-    def __init__(self, communicator: SimulatedCommunicator, nodes: Sequence[int]) -> None:
-        self._communicator, self._nodes = communicator, tuple(nodes)
-
-    def lost(self) -> tuple[int, ...]:
-        return ()
-
-    def check(self) -> None: ...
-
-    def revoke(self) -> None: ...
-
-    def agree(self, value: bool) -> bool:
-        return bool(self._communicator.enter("agree", own=value))
-
-    def start_rank(self, host: str, known: bool) -> Newcomer:
-        raise NotImplementedError
-
-    def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
-        self._communicator.enter("reopen")
-        hosts = hosts_of(self._nodes)
-        before = tuple(range(len(hosts)))
-        return EngineWorld("mpi", "", self._communicator, self._nodes, hosts, self, before)
-
-
 def hosts_of(nodes: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"node{node:05}" for node in nodes)
+
+
+def _one_lost(communicator: SimulatedCommunicator, nodes: Sequence[int]) -> Any:
+    """Return the Failures of ranks that the last one has left."""
+    failures: Any = SimpleNamespace(lost=tuple, check=lambda: None, revoke=lambda: None)
+    failures.agree = lambda value: communicator.enter("agree", own=value)
+
+    def reopen(newcomer: None) -> EngineWorld:
+        communicator.enter("reopen")
+        world = EngineWorld("mpi", "", communicator, tuple(nodes), hosts_of(nodes), failures)
+        return replace(world, before=tuple(range(len(nodes))))
+
+    failures.reopen = reopen
+    return failures
 
 
 class _Optimizer:
@@ -355,7 +344,7 @@ def simulate_recovery(cluster: Cluster, size: int, seed: int = 0) -> Found:
 
     def run(number: int) -> tuple[int, ...]:
         communicator = SimulatedCommunicator(ranks.group, number)
-        failures = _OneLost(communicator, nodes[:left])
+        failures = _one_lost(communicator, nodes[:left])
         topology = Topology.from_nodes(communicator.rank, nodes, hosts)
         # The world that is left is only closed.
         alone = SimulatedCommunicator(Group(ranks.job, np.arange(1), [np.arange(1)]), 0)
