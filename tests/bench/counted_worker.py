@@ -58,7 +58,7 @@ def counted(failures: Failures, calls: list[tuple[str, int]]) -> None:
         counted(world.failures, calls)
         return replace(world, communicator=Counting(world.communicator, calls))
 
-    failures.reopen, failures.agree = reopen, agree  # type: ignore[method-assign, assignment]
+    failures.reopen, failures.agree = reopen, agree  # type: ignore[method-assign]
 
 
 def play_programs() -> dict[str, list[tuple[str, int]]]:

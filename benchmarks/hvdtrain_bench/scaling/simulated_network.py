@@ -62,8 +62,8 @@ def seen(entered: Clocks, arrived: Clocks, period: float = 0.0) -> Clocks:
     if period:
         return entered + np.ceil(waited / period) * period
     places = np.minimum(np.searchsorted(_LOOKS, waited), len(_LOOKS) - 1)
-    beyond = np.ceil(np.maximum(waited - _LOOKS[-1], 0.0) / _LAST_PAUSE) * _LAST_PAUSE
-    return entered + _LOOKS[places] + beyond
+    beyond: Clocks = np.ceil(np.maximum(waited - _LOOKS[-1], 0.0) / _LAST_PAUSE) * _LAST_PAUSE
+    return entered + beyond + _LOOKS[places]
 
 
 def tree_steps(ranks: int) -> Iterator[tuple[Numbers, Numbers]]:
@@ -259,9 +259,12 @@ class SimulatedCommunicator(Communicator):
         number = int(child.class_of[bisect_left(ranks, self.rank)])
         return SimulatedCommunicator(child, number, self._test_period)
 
-    def _refuse(self, *_: object) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    broadcast = alltoall = barrier = abort = _refuse
+    broadcast: Any = _refuse
+    alltoall: Any = _refuse
+    abort: Any = _refuse
+    barrier: Any = _refuse
 
     def close(self) -> None: ...
