@@ -30,7 +30,7 @@ from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
 from hvdtrain.errors import RanksLostError
-from hvdtrain.topology import Topology
+from hvdtrain.topology import Topology, format_ranks
 from hvdtrain.types import DType, ReduceOp
 
 if TYPE_CHECKING:  # what few jobs use is imported where it is used
@@ -101,9 +101,9 @@ def _on_device(communicator: Communicator, count: int, dtype: DType, device: str
     return memory
 
 
-# The number of the world in which a follower was added, the members of its process set, and its
-# number among the followers with the same members.
-Key = tuple[int, tuple[int, ...], int]
+# The number of the world in which a follower was added, the members of its process set as a text,
+# which ranks send to each other, and its number among the followers with the same members.
+Key = tuple[int, str, int]
 # The number of steps, and the state after them.
 Taken = tuple[int, object]
 
@@ -128,12 +128,12 @@ class Followers:
 
     def __init__(self) -> None:
         self._followers: WeakValueDictionary[Key, Follower] = WeakValueDictionary()
-        self._counts: Counter[tuple[int, ...]] = Counter()
+        self._counts: Counter[str] = Counter()
         self.world = 0  # the number of those before this one
 
     def add(self, follower: Follower, ranks: Sequence[int]) -> None:
         """Add a follower (in the same order on all ranks of its process set)."""
-        members = tuple(ranks)
+        members = format_ranks(ranks)
         self._counts[members] += 1
         self._followers[self.world, members, self._counts[members]] = follower
 
@@ -158,8 +158,9 @@ class Followers:
         sources = dict[Key, int]()
         for key in sorted(set().union(*steps)):
             taken = [theirs.get(key, -1) for theirs in steps]
-            if any(0 <= count < max(taken) for count in taken):
-                sources[key] = taken.index(max(taken))
+            most = max(taken)
+            if any(0 <= count < most for count in taken):
+                sources[key] = taken.index(most)
         if not sources:
             return {}
         sent = {

@@ -86,7 +86,7 @@ def open_next(
     _hand_over(before, here, members)
     here.vacancies = opened.told.vacancies
     here.followers.catch_up(opened.states)
-    lost, ended = tuple(rank for rank in range(size) if rank not in members), time.perf_counter()
+    lost, ended = tuple(sorted({*range(size)}.difference(members))), time.perf_counter()
     if here.recording is not None and lost:
         here.recording.times.recoveries.append(RecoveryTimes(began, ended, lost, size))
     joined = tuple(rank for rank, number in enumerate(members) if number == JOINED)
@@ -170,7 +170,9 @@ def _open(
         here = open_context(config, world, ordered, failed)
         here.followers = followers
         start_watches(here, world.communicator, partial(abort, world.communicator))
-        told = next(filter(None, world.communicator.gather_objects(telling)), None)
+        # The first rank has not joined unless all have, and the others would tell the same.
+        first = telling if world.communicator.rank == 0 else None
+        told = next(filter(None, world.communicator.gather_objects(first)), None)
         if told is None:
             raise HvdtrainError(
                 "all ranks ended whose training was to be joined: start the job again"
@@ -197,7 +199,7 @@ def _open(
 def _tell(
     before: Context, members: tuple[int, ...], hosts: Sequence[str], leaving: Collection[int]
 ) -> _Told:
-    lost = [rank for rank in range(before.topology.size) if rank not in {*members, *leaving}]
+    lost = sorted({*range(before.topology.size)}.difference(members, leaving))
     vacancies = [*before.vacancies, *(before.topology.hostnames[rank] for rank in lost)]
     for rank, number in enumerate(members):
         if number == JOINED and hosts[rank] in vacancies:
@@ -240,7 +242,8 @@ def _open_process_sets(here: Context, process_sets: Mapping[int, list[int]]) -> 
 
 
 def _numbered(ranks: Sequence[int], members: Sequence[int]) -> list[int]:
-    return [members.index(rank) for rank in ranks if rank in members]
+    numbers = {rank: number for number, rank in enumerate(members)}
+    return [numbers[rank] for rank in ranks if rank in numbers]
 
 
 def _error(title: str, failures: Failures) -> RanksLostError:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -30,9 +30,9 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import EXIT_CRASH, HvdtrainError
 from hvdtrain.topology import Topology, format_ranks, shortened
 
-# Members of the channel as bits, number of the channel among those with these members, and request
-# key: it is sent to all ranks.
-OperationId = tuple[int, int, str]
+# Members of the channel, number of the channel among those with these members, and request key.
+# Each rank sends it to all: as a range, members take few bytes.
+OperationId = tuple[tuple[int, ...] | range, int, str]
 
 _MARKERS = (JOIN.key, LEAVE.key)
 
@@ -79,10 +79,6 @@ class Stall:
         return self.id[2] in _MARKERS
 
 
-def bits_of(ranks: Iterable[int]) -> int:
-    return sum(1 << rank for rank in ranks)
-
-
 def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[Stall]:
     """Return the stalled operations, the oldest first.
 
@@ -113,8 +109,8 @@ def stalls_of_one(
 def _choose(stalls: Sequence[Stall], period_seconds: float, size: int) -> list[Stall]:
     old = [stall for stall in stalls if stall.seconds >= period_seconds]
     # The same request is submitted on every channel; only the world's is reported.
-    world = (bits_of(range(size)), 0)
-    markers = [stall for stall in old if stall.is_marker and stall.id[:2] == world]
+    world = (size, 0)
+    markers = [s for s in old if s.is_marker and (len(s.id[0]), s.id[1]) == world]
     ordinary = [stall for stall in old if not stall.is_marker]
     return sorted(ordinary or markers, key=lambda stall: -stall.seconds)
 
@@ -125,8 +121,7 @@ def _stall(id: OperationId, by_id: dict[OperationId, dict[int, Wait]]) -> Stall 
     seconds = {rank: w.seconds for rank, w in holders.items() if w.seconds is not None}
     if not seconds:
         return None
-    ranks = (rank for rank in range(members.bit_length()) if members >> rank & 1)
-    absent = [rank for rank in ranks if rank not in holders]
+    absent = [rank for rank in members if rank not in holders]
     left = [rank for rank in absent if rank in by_id.get((members, number, LEAVE.key), {})]
     joined = [rank for rank in absent if rank in by_id.get((members, number, JOIN.key), {})]
     joined = [rank for rank in joined if rank not in left]
@@ -297,7 +292,7 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
     waits = []
     for channel in channels:
         begun = 0.0 if channel.has_thread else blocked.since or now
-        members = bits_of(channel.ranks)
+        members = compact(channel.ranks)
         for request, since in channel.pending():
             if since is not None:
                 # A joined rank waits while others work, which is not a stall.
@@ -306,6 +301,13 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
             id = (members, channel.number, request.key)
             waits.append(Wait(id, request.subject, None if since is None else now - since))
     return waits
+
+
+def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
+    """Return ranks as a range if they are at equal distances."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    whole = range(ranks[0], ranks[0] + step * len(ranks), step)
+    return whole if list(ranks) == list(whole) else tuple(ranks)
 
 
 class StallWatch:

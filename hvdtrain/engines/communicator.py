@@ -24,18 +24,23 @@ _SHORTEST_SLEEP_SECONDS = 50e-6
 _LONGEST_SLEEP_SECONDS = 5e-3
 
 
-def poll_until(test: Callable[[], bool]) -> None:
-    """Call `test` until it returns true.
+def pause_seconds(waited: float) -> float:
+    """Return how long to sleep before looking again, after having waited for `waited` seconds.
 
-    It spins for 100 us, within which peers nearly always arrive. After that it sleeps between
-    calls for a fiftieth of the time waited so far, at most 5 ms; waiting inside MPI would keep a
-    core busy.
+    Peers nearly always arrive within the 100 us without sleep. After that it is a fiftieth of the
+    time waited so far, at most 5 ms; waiting inside MPI would keep a core busy.
     """
+    if waited <= _SPIN_SECONDS:
+        return 0.0
+    return min(max(waited / 50, _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS)
+
+
+def poll_until(test: Callable[[], bool]) -> None:
+    """Call `test` until it returns true, and sleep between the calls; see `pause_seconds`."""
     started = time.perf_counter()
     while not test():
-        waited = time.perf_counter() - started
-        if waited > _SPIN_SECONDS:
-            time.sleep(min(max(waited / 50, _SHORTEST_SLEEP_SECONDS), _LONGEST_SLEEP_SECONDS))
+        if pause := pause_seconds(time.perf_counter() - started):
+            time.sleep(pause)
 
 
 class _AnyDevice(frozenset[str]):

@@ -19,6 +19,7 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageEr
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import BACKENDS
 from hvdtrain.world import refuse_on_ranks
+from hvdtrain_bench.cli.simulate import simulate
 from hvdtrain_bench.harness.jobs import RankLauncher
 from hvdtrain_bench.harness.results import results_folder
 from hvdtrain_bench.harness.settings import (
@@ -415,3 +416,4 @@ def _idle(**common: Any) -> int:
 
 
 command.add_command(scaling)
+command.add_command(simulate)

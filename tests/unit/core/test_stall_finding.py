@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
-from hvdtrain.core.stall import Wait, bits_of, describe, find_stalls
+from hvdtrain.core.stall import Wait, compact, describe, find_stalls
 
 SUM = Request("allreduce", "a")
 
 
 def wait(request: Request, seconds: float | None, ranks: str = "0123", number: int = 0) -> Wait:
     """Make what one rank says; `ranks` are the members of the channel."""
-    return Wait((bits_of(map(int, ranks)), number, request.key), request.subject, seconds)
+    members = compact(list(map(int, ranks)))
+    return Wait((members, number, request.key), request.subject, seconds)
 
 
 def lines(*waits: list[Wait]) -> list[str]:
@@ -53,3 +54,10 @@ def test_markers_count_once_and_only_if_nothing_else_is_stalled() -> None:
     assert lines(left, left, [], []) == ["leave the job for 90 s: ranks 0, 1 wait for ranks 2, 3"]
     (line,) = lines(left, left, [wait(SUM, 70)], [])
     assert line.startswith("allreduce 'a'")
+
+
+def test_members_at_equal_distances_are_a_range() -> None:
+    for ranks in ([3], [0, 1, 2], [1, 3, 5], [2, 1, 0]):
+        assert isinstance(compact(ranks), range)
+        assert list(compact(ranks)) == ranks
+    assert compact([0, 1, 3]) == (0, 1, 3)
