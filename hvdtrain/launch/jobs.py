@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.errors import EXIT_REQUEUE, UsageError
+from hvdtrain.launch.sites import Site
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -157,14 +158,15 @@ _LAUNCHES = {
     # script writes its requeue marker in $OUT.
     "mpirun": "{python} -m hvdtrain run -np {ranks}{sent: -x *}{hostfile: -hostfile *} -- "
     + _WORDS,
-    # A rank that fails must end all. Every rank sees all GPUs of its node and takes its own: hidden
-    # from each other, GPUs have no peer access.
+    # A rank that fails must end all.
     "srun": "srun{mpi: --mpi=*} --kill-on-bad-exit=1 --cpus-per-task={cpus_per_rank}"
-    "{gpus_per_node: --gpu-bind=none} " + _PROGRAM,
+    "{placement: *} " + _PROGRAM,
     "jsrun": "jsrun -n {ranks} -r {ranks_per_node} -a 1 -g {gpus_per_rank:*}{no_gpus:0} "
     "-c {cpus_per_rank} -b rs -d packed " + _PROGRAM,
     "flux": "flux run -N{nodes} -n{ranks} -c{cpus_per_rank}"
     "{gpus_per_rank: -g* -o gpu-affinity=per-task} " + _PROGRAM,
+    # Of PALS, or of Fujitsu, whose directives have the number of ranks on a node.
+    "mpiexec": "mpiexec -n {ranks}{pals_ranks_per_node: --ppn *}{placement: *} " + _PROGRAM,
 }
 # The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\
@@ -187,14 +189,15 @@ timeout --preserve-status --signal=USR1 {unwarned_seconds} \\
 code=$?
 """
 _SCRIPT = """\
-#!/bin/bash
+#!/bin/bash{login: -l}
 {directives}
 
 {body}
 """
 _BODY = """\
-# Modules and variables of this site belong here.
+{heading}
 {loads}
+{exports}
 ulimit -c 0
 {setup}
 export OMP_NUM_THREADS={cpus_per_rank}
@@ -292,7 +295,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         form=_PASSED_ON,
     ),
     "pbs": Scheduler(
-        ("mpirun",),
+        ("mpirun", "mpiexec"),
         _PBS,
         _SUBMIT.format(command="qsub"),
         'echo "$OUT is not done: submit this job of the array again" >&2',
@@ -322,7 +325,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         },
     ),
     "pjm": Scheduler(
-        ("mpirun",),
+        ("mpirun", "mpiexec"),
         _PJM,
         _SUBMIT.format(command="pjsub"),
         setup=_PJM_SETUP,
@@ -349,7 +352,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 }
 
 
-def job_script(name: str, asked: Mapping[str, Any]) -> str:
+def job_script(name: str, asked: Mapping[str, Any], site: Site | None = None) -> str:
     """Return the script for a scheduler, or the manifest in YAML for Kubernetes.
 
     `asked` has the options of `hvdtrain job` by name; times are in seconds.
@@ -359,12 +362,21 @@ def job_script(name: str, asked: Mapping[str, Any]) -> str:
     if pods:
         _check_kubernetes(asked)
     values = _values(asked, scheduler, [] if pods else asked["modules"])
+    values["pals_ranks_per_node"] = name == "pbs" and asked["ranks_per_node"]
+    directives = scheduler.directives
+    if site is not None:
+        directives = site.replace_directives(directives)
+        values |= {"heading": site.heading(asked["site"]), "login": site.login}
+        values["exports"] = site.exports()
+        values["placement"] = site.placement_of(asked["ranks_per_node"]) or values["placement"]
     again = scheduler.again_in_array if asked["array"] else ""
     values["launch"] = _filled(_LAUNCHES[asked["launcher"]], values)
     values["start"] = _filled(scheduler.form, values)
-    values["setup"] = _filled(scheduler.setup, values)
+    # A hostfile is for mpirun.
+    unused = asked["launcher"] == "mpiexec" and scheduler.hostfile
+    values["setup"] = "" if unused else _filled(scheduler.setup, values)
     values["again"] = textwrap.indent(_filled(again or scheduler.again, values), "  ")
-    values["directives"] = _filled(scheduler.directives, values)
+    values["directives"] = _filled(directives, values)
     body = _filled(_BODY, values)
     values["body"] = textwrap.indent(body, " " * 18) if pods else body
     return _filled(_MANIFEST if pods else _SCRIPT, values) + "\n"
@@ -381,6 +393,11 @@ def _values(
         "python": shlex.quote(asked["python"]),
         "arguments": shlex.join(asked["arguments"]),
         "out": shlex.quote(asked["out"]),
+        "heading": "# Modules and variables of this site belong here.",
+        "exports": "",
+        "login": "",
+        # Every rank sees all GPUs of its node: hidden from each other, they have no peer access.
+        "placement": asked["launcher"] == "srun" and asked["gpus_per_node"] and "--gpu-bind=none",
         "loads": "\n".join(f"module load {shlex.quote(module)}" for module in modules),
         "ranks": ranks,
         "cpus_per_node": each * asked["cpus_per_rank"],

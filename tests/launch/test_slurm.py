@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from ranks import mpi_python, torch_beside
 from run_files import both_splits, epochs_of, require_each_sample_once, summary_of
 from slurm import Slurm, require_slurm
+
+from hvdtrain.cli.job import command
+from hvdtrain.launch.sites import sites
 
 WORKER = Path(__file__).with_name("job_worker.py")
 RECIPE = Path(__file__).with_name("held_recipe.py")
@@ -63,6 +67,27 @@ def test_generated_scripts(tmp_path: Path) -> None:
         ranks_without_their_world(site)
         slurm.wait_for_state(limited, ["COMPLETED", "FAILED"])
         a_job_that_met_its_time_limit(site, limited)
+
+
+@pytest.mark.slurm
+def test_scripts_of_sites(tmp_path: Path) -> None:
+    """Slurm and srun take their options, where nodes claim the cores and GPUs of each site."""
+    require_slurm()
+    (tmp_path / "slurm").mkdir()
+    with Slurm(tmp_path / "slurm", cpus=288, gpus=8) as slurm:
+        jobs = {}
+        for name, site in sites().items():
+            if site.scheduler == "slurm":
+                words = ["--site", name, "--nodes", "2", "--time", "10m", "--account", "lab"]
+                done = CliRunner().invoke(command, [*words, "--name", name, "--python", "echo"])
+                (tmp_path / f"{name}.sh").write_text(done.stdout)
+                jobs[name] = slurm.submit(tmp_path / f"{name}.sh", {"SBATCH_PARTITION": "debug"})
+        for name, job in jobs.items():
+            slurm.wait_for_state(job, ["COMPLETED", "FAILED"])
+            output = (tmp_path / f"{name}-{job}.out").read_text()
+            assert slurm.about(job)["JobState"] == "COMPLETED", output
+            ranks = 2 * sites()[name].options["gpus_per_node"]
+            assert output.count("-m hvdtrain train digits") == ranks, output
 
 
 def a_job_that_is_told_to_stop(site: Site) -> None:
