@@ -62,6 +62,7 @@ def _take_first(
 @click.option("--queue", default="", help="Queue, partition or resource group.")
 @click.option("--array", default="", metavar="A-B", help="Jobs of one kind, numbered A to B.")
 @click.option("--module", "modules", multiple=True, help="To load; may be given several times.")
+@click.option("--stage-env", default="", metavar="DIR", help="Carry Python to the nodes.")
 @click.option("--python", help="Of the ranks.  [default: this one; k8s: python]")
 @click.option("--script", help="Name of the script's file.  [default: NAME.sh]")
 @click.option("--image", default="hvdtrain", show_default=True, help="Of containers, for k8s.")
@@ -76,7 +77,7 @@ def command(scheduler: str | None, arguments: tuple[str, ...], **asked: Any) -> 
     if site is not None:
         _require_needs(site, asked)
         scheduler = site.scheduler
-    if scheduler not in SCHEDULERS:
+    if scheduler is None or scheduler not in SCHEDULERS:
         names = ", ".join(SCHEDULERS)
         raise UsageError(f"scheduler {scheduler or ''!r}: name one of {names}, or a --site")
     in_containers = scheduler == "k8s"

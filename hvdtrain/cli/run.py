@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from hvdtrain.launch.launchers.request import (
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
+from hvdtrain.launch.staging import staged
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 
 
@@ -55,6 +57,7 @@ from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 @click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
 @click.option("--max-np", type=click.IntRange(1), help="With --elastic: replace lost ranks.")
 @click.option("discovery", "--host-discovery-script", metavar="FILE", help="Prints HOST:SLOTS.")
+@click.option("stage_folder", "--stage-env", metavar="DIR", help="Carry Python to the nodes.")
 @click.option("--verbose", is_flag=True, help="Also what the launcher says of failed ranks.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -64,6 +67,7 @@ def command(
     min_np: int | None,
     max_np: int | None,
     discovery: str | None,
+    stage_folder: str | None,
     verbose: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
@@ -105,6 +109,10 @@ def command(
         from hvdtrain.cli.train import refuse_wrong_options  # its options take long to import
 
         refuse_wrong_options(words)
+    if stage_folder is not None:
+        if elastic:
+            raise UsageError("--stage-env cannot be combined with --elastic: leave one out")
+        request = replace(request, program=staged(program, stage_folder, not dry_run))
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:

@@ -40,6 +40,8 @@ def _require_sense(asked: Mapping[str, Any]) -> None:
         raise UsageError("--notice must be positive and shorter than --time")
     if asked["mpi"] and asked["launcher"] != "srun":
         raise UsageError(f"--mpi {asked['mpi']} goes with --launcher srun only")
+    if asked["stage_env"] and asked["launcher"] != "mpirun":
+        raise UsageError("--stage-env goes with --launcher mpirun only")
     array = _ARRAY.fullmatch(asked["array"])
     if asked["array"] and (array is None or int(array[1]) > int(array[2])):
         raise UsageError(f"--array {asked['array']!r}: write it as 1-4")
@@ -68,7 +70,7 @@ def _filled(template: str, values: Mapping[str, object]) -> str:
     return "\n".join(lines).format_map(words)
 
 
-_SGE_AGAIN = 99  # the exit code that means "start it again" to Grid Engine
+_AGAIN = 99  # the exit code that means "start it again" to Grid Engine and OAR
 
 _SLURM = """\
 #SBATCH --job-name={name}
@@ -146,6 +148,17 @@ _FLUX = """\
 # flux: --signal=USR1@{notice_seconds}s
 # flux: --output={name}-{{{{id}}}}.out
 """
+# OAR starts a job again that ends with 99 after a minute or more. Its own signal (--checkpoint)
+# goes to the shell that it starts the script with, which dies of it.
+_OAR = """\
+#OAR -n {name}
+#OAR --project {account}
+#OAR -q {queue}
+#OAR -l nodes={nodes},walltime={clock}
+#OAR -t idempotent
+#OAR -O {name}-%jobid%.out
+#OAR -E {name}-%jobid%.out
+"""
 _SUBMIT = """\
 # The name under which this script was saved, in the directory of the job.
 {command} {{script}}
@@ -156,8 +169,8 @@ _PROGRAM = "{python} -m hvdtrain " + _WORDS
 _LAUNCHES = {
     # `hvdtrain run` finds the mpirun of the loaded MPI, and builds its command line. A user's
     # script writes its requeue marker in $OUT.
-    "mpirun": "{python} -m hvdtrain run -np {ranks}{sent: -x *}{hostfile: -hostfile *} -- "
-    + _WORDS,
+    "mpirun": "{python} -m hvdtrain run{stage_env: --stage-env *} -np {ranks}"
+    "{per_node: --per-node *}{sent: -x *}{hostfile: -hostfile *} -- " + _WORDS,
     # A rank that fails must end all.
     "srun": "srun{mpi: --mpi=*} --kill-on-bad-exit=1 --cpus-per-task={cpus_per_rank}"
     "{placement: *} " + _PROGRAM,
@@ -281,6 +294,8 @@ class Scheduler:
     form: str = _TIMED
     setup: str = ""
     hostfile: str = ""
+    known: bool = True  # to mpirun, which starts ranks by it, and with all variables
+    per_node: bool = False  # the hosts' slots are cores, and not ranks
     # Options that a script whose ranks mpirun starts cannot express, and what to do instead.
     unsaid: Mapping[str, str] = field(default_factory=dict)
 
@@ -308,14 +323,16 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         f"exit {EXIT_REQUEUE}",
         array="LSB_JOBINDEX",
         first=1,
+        known=False,
         unsaid={"cpus_per_rank": "a rank has one slot, of as many cores as the site says"},
     ),
     "sge": Scheduler(
         ("mpirun",),
         _SGE,
-        f"exit {_SGE_AGAIN}",
+        f"exit {_AGAIN}",
         array="SGE_TASK_ID",
         first=1,
+        known=False,
         unsaid={
             "nodes": "in '-pe mpi' name an environment of the site that puts as many ranks on a "
             "host",
@@ -330,19 +347,37 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         _SUBMIT.format(command="pjsub"),
         setup=_PJM_SETUP,
         hostfile='"$hosts"',
+        known=False,
         unsaid={
             "gpus_per_node": "name a resource group with as many in --queue",
             "cpus_per_rank": "ranks share the cores of a node",
         },
     ),
     "flux": Scheduler(
-        ("flux", "mpirun"), _FLUX, _SUBMIT.format(command="flux batch"), form=_WARNED
+        ("flux", "mpirun"),
+        _FLUX,
+        _SUBMIT.format(command="flux batch"),
+        form=_WARNED,
+        known=False,
+    ),
+    "oar": Scheduler(
+        ("mpirun",),
+        _OAR,
+        f"exit {_AGAIN}",
+        setup="export OMPI_MCA_plm_rsh_agent=oarsh PRTE_MCA_plm_ssh_agent=oarsh",
+        known=False,
+        per_node=True,
+        unsaid={
+            "gpus_per_node": "add the site's resource to '-l', such as nodes=2/gpu=4",
+            "cpus_per_rank": "ranks share the cores of whole nodes",
+        },
     ),
     "k8s": Scheduler(
         ("mpirun",),
         "",
         f"exit {EXIT_REQUEUE}",
         hostfile="/etc/mpi/hostfile",
+        known=False,
         unsaid={
             "account": "there is none",
             "modules": "put what they bring into the image",
@@ -392,6 +427,7 @@ def _values(
         **asked,
         "python": shlex.quote(asked["python"]),
         "arguments": shlex.join(asked["arguments"]),
+        "stage_env": asked["stage_env"] and shlex.quote(asked["stage_env"]),
         "out": shlex.quote(asked["out"]),
         "heading": "# Modules and variables of this site belong here.",
         "exports": "",
@@ -415,7 +451,8 @@ def _values(
         "minutes_of_hour": f"{minutes % 60:02}",
         "unwarned_seconds": seconds - asked["notice_seconds"],
         "hostfile": scheduler.hostfile,
-        "sent": scheduler.hostfile and not asked["trains"] and "OUT",
+        "per_node": scheduler.per_node and each,
+        "sent": not scheduler.known and not asked["trains"] and "OUT",
     }
 
 

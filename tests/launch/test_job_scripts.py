@@ -32,10 +32,11 @@ CASES: dict[str, list[str]] = {
     "slurm-mpirun": ["slurm", *PLAIN, "--launcher", "mpirun", *TRAIN],
     "slurm-full": ["slurm", *FULL, "--mpi", "pmi2", "--array", "0-3", *TRAIN],
     "pbs": ["pbs", *FULL, "--gpus-per-node", "6", "--array", "0-3", *SCRIPT],
-    "lsf-jsrun": ["lsf", *PLAIN], "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun"],
+    "lsf-jsrun": ["lsf", *PLAIN], "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun", *SCRIPT],
     "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT],
     "sge": ["sge", *FULL, "--array", "1-4", *TRAIN],
     "pjm": ["pjm", *FULL, "--script", "again.sh", *SCRIPT], "flux": ["flux", *PLAIN],
+    "oar": ["oar", *FULL, "--stage-env", "/scratch/my archives", *SCRIPT],
     "flux-full": ["flux", *FULL, "--launcher", "mpirun", *TRAIN],
     "k8s": ["k8s", *FULL, "--gpus-per-node", "6", "--image", IMAGE, *SCRIPT],
 }  # fmt: skip
@@ -77,9 +78,11 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
         first, *directives = head.split("\n")
         assert first in ("#!/bin/bash", "#!/bin/bash -l")
-        assert all(re.match(r"#(SBATCH|PBS|BSUB|\$|PJM) |# flux: ", line) for line in directives)
+        assert all(
+            re.match(r"#(SBATCH|PBS|BSUB|\$|PJM|OAR) |# flux: ", line) for line in directives
+        )
         assert not any("#" in line[1:] for line in directives)
-        assert not re.search(r"^(#(SBATCH|PBS|BSUB|\$|PJM) |# flux: )", rest, re.MULTILINE)
+        assert not re.search(r"^(#(SBATCH|PBS|BSUB|\$|PJM|OAR) |# flux: )", rest, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,7 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--notice", "4h"], "--notice must be positive"),
         (["--gpus-per-node", "1", "--launcher", "jsrun"], "jsrun is not available with slurm: use"),
         (["--gpus-per-node", "1", "--launcher", "mpirun", "--mpi", "pmi2"], "goes with --launcher"),
+        (["--gpus-per-node", "1", "--stage-env", "x"], "--stage-env goes with --launcher mpirun"),
         (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
         (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
         (["--gpus-per-node", "1", "--", "--epoch", "3"], "No such option"),

@@ -44,7 +44,10 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def require_slurm() -> None:
-    require_programs(("slurmctld", "slurmd", "sbatch", "munged"), "slurm-wlm munge", REQUIRED)
+    # Slurm's plugin for PMIx loads the library by a name that only the development package has.
+    library = next(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"), None)
+    programs = ["slurmctld", "slurmd", "sbatch", "munged", *(["libpmix.so"] if not library else [])]
+    require_programs(programs, "slurm-wlm munge libpmix-dev", REQUIRED)
 
 
 class Slurm(Scheduler):
