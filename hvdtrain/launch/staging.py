@@ -61,6 +61,8 @@ def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
         files |= {f"base/{path.relative_to(sys.base_prefix)}": path for path in _base_files()}
     state = hashlib.sha256()
     for path in files.values():
+        if path.parent.name == "__pycache__":
+            continue  # comes and goes by itself
         about = path.lstat()
         state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
     archive = Path(folder).resolve() / f"environment-{state.hexdigest()[:16]}.tar"
