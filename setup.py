@@ -97,7 +97,7 @@ setup(
         "hvdtrain": [
             *("py.typed", "compiled/*.h", "engines/shared_memory/*.c"),
             *("engines/shared_memory/*/*.h", "core/exchanges/*.c", "core/sharding/*.c"),
-            "core/*.h",
+            *("core/*.h", "launch/*.toml"),
             *("torch/*.cpp", "tensorflow/*.cpp"),
         ],
         "hvdtrain_bench": ["compare/*.html", "compare/*.css"],

@@ -26,7 +26,7 @@ from hvdtrain.launch.hosts.host import (
     with_slots,
 )
 
-_OF_JOBS = ("slurm", "pbs", "sge", "lsf", "pjm", "flux", "k8s")
+_OF_JOBS = ("slurm", "pbs", "oar", "sge", "lsf", "pjm", "flux", "k8s")
 
 
 @click.command()

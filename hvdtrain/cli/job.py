@@ -15,14 +15,40 @@ from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs import SCHEDULERS, Scheduler, job_script, parse_seconds
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
+from hvdtrain.launch.sites import Site, sites
 from hvdtrain.train.options import TrainOptions
 
 _LAUNCHERS = list(dict.fromkeys(name for kind in SCHEDULERS.values() for name in kind.launchers))
 _LONGEST_NOTICE_SECONDS = 300
 
 
+def _take_options(context: click.Context, _: click.Parameter, site: str | None) -> str | None:
+    """Put the options of a site in place of the defaults."""
+    if site is not None:
+        context.default_map = dict(sites()[site].options)
+    return site
+
+
+def _take_first(
+    context: click.Context, _: click.Parameter, arguments: tuple[str, ...]
+) -> tuple[str, ...]:
+    """With a site, the first word is one of ARGUMENTS, unless it is the site's scheduler."""
+    first, name = context.params["scheduler"], context.params["site"]
+    if name is None or first in (None, sites()[name].scheduler):
+        return arguments
+    context.params["scheduler"] = None
+    return (first, *arguments)
+
+
 @click.command()
-@click.argument("scheduler", type=click.Choice(list(SCHEDULERS)))
+@click.argument("scheduler", metavar=f"[{'|'.join(SCHEDULERS)}]", required=False)
+@click.option(
+    "--site",
+    type=click.Choice(list(sites())),
+    is_eager=True,
+    callback=_take_options,
+    help="What its documentation asks for, in place of SCHEDULER.",
+)
 @click.option("--nodes", type=int, default=1, show_default=True, help="How many.")
 @click.option("--gpus-per-node", type=click.IntRange(0), default=0, help="How many.  [default: 0]")
 @click.option("--ranks-per-node", type=int, help="How many.  [default: one for each GPU]")
@@ -36,16 +62,24 @@ _LONGEST_NOTICE_SECONDS = 300
 @click.option("--queue", default="", help="Queue, partition or resource group.")
 @click.option("--array", default="", metavar="A-B", help="Jobs of one kind, numbered A to B.")
 @click.option("--module", "modules", multiple=True, help="To load; may be given several times.")
+@click.option("--stage-env", default="", metavar="DIR", help="Carry Python to the nodes.")
 @click.option("--python", help="Of the ranks.  [default: this one; k8s: python]")
 @click.option("--script", help="Name of the script's file.  [default: NAME.sh]")
 @click.option("--image", default="hvdtrain", show_default=True, help="Of containers, for k8s.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(scheduler: str, arguments: tuple[str, ...], **asked: Any) -> None:
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, callback=_take_first)
+def command(scheduler: str | None, arguments: tuple[str, ...], **asked: Any) -> None:
     """Write a job script: job slurm --nodes 2 --gpus-per-node 4 --time 4h [-- ARGUMENTS] > FILE.
 
     ARGUMENTS are those of `python -m hvdtrain` (none: train digits), or a script and its own.
     What `train` is told gets a fixed --out, by default in runs/, and --resume auto.
     """
+    site = None if asked["site"] is None else sites()[asked["site"]]
+    if site is not None:
+        _require_needs(site, asked)
+        scheduler = site.scheduler
+    if scheduler is None or scheduler not in SCHEDULERS:
+        names = ", ".join(SCHEDULERS)
+        raise UsageError(f"scheduler {scheduler or ''!r}: name one of {names}, or a --site")
     in_containers = scheduler == "k8s"
     _choose_launcher(SCHEDULERS[scheduler], scheduler, asked)
     _complete(asked, in_containers)
@@ -61,12 +95,18 @@ def command(scheduler: str, arguments: tuple[str, ...], **asked: Any) -> None:
         out = "" if options.out is None else str(options.out)
     asked["out"] = out or f"{'/runs' if in_containers else 'runs'}/{asked['name']}"
     asked["arguments"] = rank_words(words)
-    text = job_script(scheduler, asked)
+    text = job_script(scheduler, asked, site)
     for note in _notes(scheduler, asked["launcher"]):
         click.echo(f"hvdtrain: {note}", err=True)
     if is_script(arguments) and not in_containers:
         _say_if_absent(Path(arguments[0]))
     click.echo(text, nl=False)
+
+
+def _require_needs(site: Site, asked: dict[str, Any]) -> None:
+    for name in site.needs:
+        if not asked[name]:
+            raise UsageError(f"--site {asked['site']} takes no job without --{name}: give it")
 
 
 def _choose_launcher(kind: Scheduler, scheduler: str, asked: dict[str, Any]) -> None:
@@ -98,7 +138,7 @@ def _notes(scheduler: str, launcher: str) -> Iterator[str]:
     """Yield a note for each option that the user has given and the script cannot express."""
     context = click.get_current_context()
     options = {param.name: param.opts[-1] for param in context.command.params}
-    unsaid = dict(SCHEDULERS[scheduler].unsaid) if launcher == "mpirun" else {}
+    unsaid = dict(SCHEDULERS[scheduler].unsaid) if launcher in ("mpirun", "mpiexec") else {}
     if scheduler != "k8s":
         unsaid["image"] = "containers are for k8s"
     for name, instead in unsaid.items():

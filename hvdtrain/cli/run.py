@@ -37,6 +37,7 @@ from hvdtrain.launch.launchers.request import (
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
+from hvdtrain.launch.staging import staged
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 @click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
 @click.option("--max-np", type=click.IntRange(1), help="With --elastic: replace lost ranks.")
 @click.option("discovery", "--host-discovery-script", metavar="FILE", help="Prints HOST:SLOTS.")
+@click.option("stage_folder", "--stage-env", metavar="DIR", help="Carry Python to the nodes.")
 @click.option("--verbose", is_flag=True, help="Also what the launcher says of failed ranks.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -70,6 +72,7 @@ def command(
     min_np: int | None,
     max_np: int | None,
     discovery: str | None,
+    stage_folder: str | None,
     verbose: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
@@ -116,6 +119,10 @@ def command(
         from hvdtrain.cli.sweep import read_sweep
 
         sweep = read_sweep(arguments[1:])
+    if stage_folder is not None:
+        if elastic:
+            raise UsageError("--stage-env cannot be combined with --elastic: leave one out")
+        request = replace(request, program=staged(program, stage_folder, not dry_run))
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.errors import EXIT_REQUEUE, UsageError
+from hvdtrain.launch.sites import Site
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -39,6 +40,8 @@ def _require_sense(asked: Mapping[str, Any]) -> None:
         raise UsageError("--notice must be positive and shorter than --time")
     if asked["mpi"] and asked["launcher"] != "srun":
         raise UsageError(f"--mpi {asked['mpi']} goes with --launcher srun only")
+    if asked["stage_env"] and asked["launcher"] != "mpirun":
+        raise UsageError("--stage-env goes with --launcher mpirun only")
     array = _ARRAY.fullmatch(asked["array"])
     if asked["array"] and (array is None or int(array[1]) > int(array[2])):
         raise UsageError(f"--array {asked['array']!r}: write it as 1-4")
@@ -67,7 +70,7 @@ def _filled(template: str, values: Mapping[str, object]) -> str:
     return "\n".join(lines).format_map(words)
 
 
-_SGE_AGAIN = 99  # the exit code that means "start it again" to Grid Engine
+_AGAIN = 99  # the exit code that means "start it again" to Grid Engine and OAR
 
 _SLURM = """\
 #SBATCH --job-name={name}
@@ -145,6 +148,17 @@ _FLUX = """\
 # flux: --signal=USR1@{notice_seconds}s
 # flux: --output={name}-{{{{id}}}}.out
 """
+# OAR starts a job again that ends with 99 after a minute or more. Its own signal (--checkpoint)
+# goes to the shell that it starts the script with, which dies of it.
+_OAR = """\
+#OAR -n {name}
+#OAR --project {account}
+#OAR -q {queue}
+#OAR -l nodes={nodes},walltime={clock}
+#OAR -t idempotent
+#OAR -O {name}-%jobid%.out
+#OAR -E {name}-%jobid%.out
+"""
 _SUBMIT = """\
 # The name under which this script was saved, in the directory of the job.
 {command} {{script}}
@@ -155,16 +169,17 @@ _PROGRAM = "{python} -m hvdtrain " + _WORDS
 _LAUNCHES = {
     # `hvdtrain run` finds the mpirun of the loaded MPI, and builds its command line. A user's
     # script writes its requeue marker in $OUT.
-    "mpirun": "{python} -m hvdtrain run -np {ranks}{sent: -x *}{hostfile: -hostfile *} -- "
-    + _WORDS,
-    # A rank that fails must end all. Every rank sees all GPUs of its node and takes its own: hidden
-    # from each other, GPUs have no peer access.
+    "mpirun": "{python} -m hvdtrain run{stage_env: --stage-env *} -np {ranks}"
+    "{per_node: --per-node *}{sent: -x *}{hostfile: -hostfile *} -- " + _WORDS,
+    # A rank that fails must end all.
     "srun": "srun{mpi: --mpi=*} --kill-on-bad-exit=1 --cpus-per-task={cpus_per_rank}"
-    "{gpus_per_node: --gpu-bind=none} " + _PROGRAM,
+    "{placement: *} " + _PROGRAM,
     "jsrun": "jsrun -n {ranks} -r {ranks_per_node} -a 1 -g {gpus_per_rank:*}{no_gpus:0} "
     "-c {cpus_per_rank} -b rs -d packed " + _PROGRAM,
     "flux": "flux run -N{nodes} -n{ranks} -c{cpus_per_rank}"
     "{gpus_per_rank: -g* -o gpu-affinity=per-task} " + _PROGRAM,
+    # Of PALS, or of Fujitsu, whose directives have the number of ranks on a node.
+    "mpiexec": "mpiexec -n {ranks}{pals_ranks_per_node: --ppn *}{placement: *} " + _PROGRAM,
 }
 # The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\
@@ -187,14 +202,15 @@ timeout --preserve-status --signal=USR1 {unwarned_seconds} \\
 code=$?
 """
 _SCRIPT = """\
-#!/bin/bash
+#!/bin/bash{login: -l}
 {directives}
 
 {body}
 """
 _BODY = """\
-# Modules and variables of this site belong here.
+{heading}
 {loads}
+{exports}
 ulimit -c 0
 {setup}
 export OMP_NUM_THREADS={cpus_per_rank}
@@ -278,6 +294,8 @@ class Scheduler:
     form: str = _TIMED
     setup: str = ""
     hostfile: str = ""
+    known: bool = True  # to mpirun, which starts ranks by it, and with all variables
+    per_node: bool = False  # the hosts' slots are cores, and not ranks
     # Options that a script whose ranks mpirun starts cannot express, and what to do instead.
     unsaid: Mapping[str, str] = field(default_factory=dict)
 
@@ -292,7 +310,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         form=_PASSED_ON,
     ),
     "pbs": Scheduler(
-        ("mpirun",),
+        ("mpirun", "mpiexec"),
         _PBS,
         _SUBMIT.format(command="qsub"),
         'echo "$OUT is not done: submit this job of the array again" >&2',
@@ -305,14 +323,16 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         f"exit {EXIT_REQUEUE}",
         array="LSB_JOBINDEX",
         first=1,
+        known=False,
         unsaid={"cpus_per_rank": "a rank has one slot, of as many cores as the site says"},
     ),
     "sge": Scheduler(
         ("mpirun",),
         _SGE,
-        f"exit {_SGE_AGAIN}",
+        f"exit {_AGAIN}",
         array="SGE_TASK_ID",
         first=1,
+        known=False,
         unsaid={
             "nodes": "in '-pe mpi' name an environment of the site that puts as many ranks on a "
             "host",
@@ -322,24 +342,42 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         },
     ),
     "pjm": Scheduler(
-        ("mpirun",),
+        ("mpirun", "mpiexec"),
         _PJM,
         _SUBMIT.format(command="pjsub"),
         setup=_PJM_SETUP,
         hostfile='"$hosts"',
+        known=False,
         unsaid={
             "gpus_per_node": "name a resource group with as many in --queue",
             "cpus_per_rank": "ranks share the cores of a node",
         },
     ),
     "flux": Scheduler(
-        ("flux", "mpirun"), _FLUX, _SUBMIT.format(command="flux batch"), form=_WARNED
+        ("flux", "mpirun"),
+        _FLUX,
+        _SUBMIT.format(command="flux batch"),
+        form=_WARNED,
+        known=False,
+    ),
+    "oar": Scheduler(
+        ("mpirun",),
+        _OAR,
+        f"exit {_AGAIN}",
+        setup="export OMPI_MCA_plm_rsh_agent=oarsh PRTE_MCA_plm_ssh_agent=oarsh",
+        known=False,
+        per_node=True,
+        unsaid={
+            "gpus_per_node": "add the site's resource to '-l', such as nodes=2/gpu=4",
+            "cpus_per_rank": "ranks share the cores of whole nodes",
+        },
     ),
     "k8s": Scheduler(
         ("mpirun",),
         "",
         f"exit {EXIT_REQUEUE}",
         hostfile="/etc/mpi/hostfile",
+        known=False,
         unsaid={
             "account": "there is none",
             "modules": "put what they bring into the image",
@@ -349,7 +387,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 }
 
 
-def job_script(name: str, asked: Mapping[str, Any]) -> str:
+def job_script(name: str, asked: Mapping[str, Any], site: Site | None = None) -> str:
     """Return the script for a scheduler, or the manifest in YAML for Kubernetes.
 
     `asked` has the options of `hvdtrain job` by name; times are in seconds.
@@ -359,12 +397,21 @@ def job_script(name: str, asked: Mapping[str, Any]) -> str:
     if pods:
         _check_kubernetes(asked)
     values = _values(asked, scheduler, [] if pods else asked["modules"])
+    values["pals_ranks_per_node"] = name == "pbs" and asked["ranks_per_node"]
+    directives = scheduler.directives
+    if site is not None:
+        directives = site.replace_directives(directives)
+        values |= {"heading": site.heading(asked["site"]), "login": site.login}
+        values["exports"] = site.exports()
+        values["placement"] = site.placement_of(asked["ranks_per_node"]) or values["placement"]
     again = scheduler.again_in_array if asked["array"] else ""
     values["launch"] = _filled(_LAUNCHES[asked["launcher"]], values)
     values["start"] = _filled(scheduler.form, values)
-    values["setup"] = _filled(scheduler.setup, values)
+    # A hostfile is for mpirun.
+    unused = asked["launcher"] == "mpiexec" and scheduler.hostfile
+    values["setup"] = "" if unused else _filled(scheduler.setup, values)
     values["again"] = textwrap.indent(_filled(again or scheduler.again, values), "  ")
-    values["directives"] = _filled(scheduler.directives, values)
+    values["directives"] = _filled(directives, values)
     body = _filled(_BODY, values)
     values["body"] = textwrap.indent(body, " " * 18) if pods else body
     return _filled(_MANIFEST if pods else _SCRIPT, values) + "\n"
@@ -380,7 +427,13 @@ def _values(
         **asked,
         "python": shlex.quote(asked["python"]),
         "arguments": shlex.join(asked["arguments"]),
+        "stage_env": asked["stage_env"] and shlex.quote(asked["stage_env"]),
         "out": shlex.quote(asked["out"]),
+        "heading": "# Modules and variables of this site belong here.",
+        "exports": "",
+        "login": "",
+        # Every rank sees all GPUs of its node: hidden from each other, they have no peer access.
+        "placement": asked["launcher"] == "srun" and asked["gpus_per_node"] and "--gpu-bind=none",
         "loads": "\n".join(f"module load {shlex.quote(module)}" for module in modules),
         "ranks": ranks,
         "cpus_per_node": each * asked["cpus_per_rank"],
@@ -398,7 +451,8 @@ def _values(
         "minutes_of_hour": f"{minutes % 60:02}",
         "unwarned_seconds": seconds - asked["notice_seconds"],
         "hostfile": scheduler.hostfile,
-        "sent": scheduler.hostfile and not asked["trains"] and "OUT",
+        "per_node": scheduler.per_node and each,
+        "sent": not scheduler.known and not asked["trains"] and "OUT",
     }
 
 

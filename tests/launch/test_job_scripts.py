@@ -14,6 +14,8 @@ from ranks import start
 
 from hvdtrain.cli.job import command
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.jobs import SCHEDULERS
+from hvdtrain.launch.sites import sites
 
 FOLDER = Path(__file__).with_name("job_scripts")
 PLAIN = ["--nodes", "2", "--gpus-per-node", "4", "--time", "4h", "--python", "python"]
@@ -30,13 +32,17 @@ CASES: dict[str, list[str]] = {
     "slurm-mpirun": ["slurm", *PLAIN, "--launcher", "mpirun", *TRAIN],
     "slurm-full": ["slurm", *FULL, "--mpi", "pmi2", "--array", "0-3", *TRAIN],
     "pbs": ["pbs", *FULL, "--gpus-per-node", "6", "--array", "0-3", *SCRIPT],
-    "lsf-jsrun": ["lsf", *PLAIN], "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun"],
+    "lsf-jsrun": ["lsf", *PLAIN], "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun", *SCRIPT],
     "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT],
     "sge": ["sge", *FULL, "--array", "1-4", *TRAIN],
     "pjm": ["pjm", *FULL, "--script", "again.sh", *SCRIPT], "flux": ["flux", *PLAIN],
+    "oar": ["oar", *FULL, "--stage-env", "/scratch/my archives", *SCRIPT],
     "flux-full": ["flux", *FULL, "--launcher", "mpirun", *TRAIN],
     "k8s": ["k8s", *FULL, "--gpus-per-node", "6", "--image", IMAGE, *SCRIPT],
 }  # fmt: skip
+AT_SITE = ["--nodes", "2", "--time", "4h", "--account", "lab1", "--python", "python"]
+CASES |= {f"site-{name}": ["--site", name, *AT_SITE, *SCRIPT] for name in sites()}
+CASES["site-lumi"].insert(0, "slurm")  # may be said, too
 
 
 def written(words: list[str]) -> str:
@@ -71,10 +77,12 @@ def test_directives_stand_before_all_else_and_alone() -> None:
     for path in FOLDER.glob("*.sh"):
         head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
         first, *directives = head.split("\n")
-        assert first == "#!/bin/bash"
-        assert all(re.match(r"#(SBATCH|PBS|BSUB|\$|PJM) |# flux: ", line) for line in directives)
+        assert first in ("#!/bin/bash", "#!/bin/bash -l")
+        assert all(
+            re.match(r"#(SBATCH|PBS|BSUB|\$|PJM|OAR) |# flux: ", line) for line in directives
+        )
         assert not any("#" in line[1:] for line in directives)
-        assert not re.search(r"^(#(SBATCH|PBS|BSUB|\$|PJM) |# flux: )", rest, re.MULTILINE)
+        assert not re.search(r"^(#(SBATCH|PBS|BSUB|\$|PJM|OAR) |# flux: )", rest, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,7 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--notice", "4h"], "--notice must be positive"),
         (["--gpus-per-node", "1", "--launcher", "jsrun"], "jsrun is not available with slurm: use"),
         (["--gpus-per-node", "1", "--launcher", "mpirun", "--mpi", "pmi2"], "goes with --launcher"),
+        (["--gpus-per-node", "1", "--stage-env", "x"], "--stage-env goes with --launcher mpirun"),
         (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
         (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
         (["--gpus-per-node", "1", "--", "--epoch", "3"], "No such option"),
@@ -102,6 +111,30 @@ def test_directives_stand_before_all_else_and_alone() -> None:
 def test_bad_input(words: list[str], reason: str) -> None:
     with pytest.raises((UsageError, click.UsageError), match=re.escape(reason)):
         written(["slurm", "--time", "4h", *words])
+
+
+def test_options_stand_before_those_of_a_site() -> None:
+    script = written(["--site", "lumi", *AT_SITE, "--gpus-per-node", "4", "--queue", "dev-g"])
+    assert "#SBATCH --partition=dev-g\n" in script
+    assert "#SBATCH --gpus-per-node=4\n" in script
+    assert "--cpu-bind" not in script  # its masks are for eight ranks
+    assert "srun --kill-on-bad-exit=1 --cpus-per-task=7 --gpu-bind=none python" in script
+
+
+def test_a_site_replaces_lines_that_are_there() -> None:
+    for site in sites().values():
+        lines = SCHEDULERS[site.scheduler].directives.splitlines()
+        for beginning in site.directives:
+            assert sum(line.startswith(beginning) for line in lines) == 1
+
+
+def test_bad_input_of_sites() -> None:
+    with pytest.raises(UsageError, match="--site frontier takes no job without --account"):
+        written(["--site", "frontier", "--time", "4h"])
+    with pytest.raises(UsageError, match="scheduler 'slum': name one of slurm, pbs"):
+        written(["slum", *PLAIN])
+    with pytest.raises(UsageError, match="'pbs' cannot be run by ranks"):
+        written(["--site", "frontier", *AT_SITE, "--", "pbs"])
 
 
 def test_the_directory_that_a_file_of_options_names(tmp_path: Path) -> None:

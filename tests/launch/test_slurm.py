@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from ranks import mpi_python, torch_beside
 from run_files import both_splits, epochs_of, require_each_sample_once, summary_of
 from slurm import Slurm, require_slurm
 
+from hvdtrain.cli.job import command
+from hvdtrain.launch.sites import sites
+
 WORKER = Path(__file__).with_name("job_worker.py")
 RECIPE = Path(__file__).with_name("held_recipe.py")
 # How mpirun and srun are each asked for, and whose MPI the ranks have.
-HOW = {"openmpi": ["--launcher", "mpirun"], "mpich": ["--launcher", "srun", "--mpi", "pmi2"]}
+HOW = {
+    "mpirun": ("openmpi", ["--launcher", "mpirun"]),
+    "pmi2": ("mpich", ["--launcher", "srun", "--mpi", "pmi2"]),
+    "pmix": ("openmpi", ["--launcher", "srun", "--mpi", "pmix"]),
+}
 # Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind it, a
 # job has begun to train.
 SOON = ["--time", "2m", "--notice", "70s"]
@@ -35,9 +43,10 @@ class Site:
     def __init__(self, slurm: Slurm, directory: Path) -> None:
         self.slurm, self.directory = slurm, directory
 
-    def submit(self, name: str, mpi: str, *words: object, limit: Sequence[str] = NEVER) -> str:
+    def submit(self, name: str, how: str, *words: object, limit: Sequence[str] = NEVER) -> str:
         options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, *limit]
-        more = ["--name", name, "--python", str(mpi_python(mpi)), *HOW[mpi]]
+        mpi, launcher = HOW[how]
+        more = ["--name", name, "--python", str(mpi_python(mpi)), *launcher]
         command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
         script = self.directory / f"{name}.sh"
         with script.open("w") as file:
@@ -54,43 +63,68 @@ def test_generated_scripts(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     with Slurm(tmp_path / "slurm") as slurm:
         site = Site(slurm, tmp_path)
-        limited = site.submit("limited", "openmpi", "--", WORKER, "slow", limit=SOON)
+        limited = site.submit("limited", "mpirun", "--", WORKER, "slow", limit=SOON)
         traps = tmp_path / "traps.sh"
         traps.write_text(TRAPS.format(python=mpi_python("mpich")))
         slurm.submit(traps, torch_beside("mpich"))
-        a_job_that_is_told_to_stop(site)
+        jobs_that_are_told_to_stop(site)
         ranks_that_die(site)
         ranks_without_their_world(site)
         slurm.wait_for_state(limited, ["COMPLETED", "FAILED"])
         a_job_that_met_its_time_limit(site, limited)
 
 
-def a_job_that_is_told_to_stop(site: Site) -> None:
-    """One of an array, with srun: it saves, is started again, and ends."""
+@pytest.mark.slurm
+def test_scripts_of_sites(tmp_path: Path) -> None:
+    """Slurm and srun take their options, where nodes claim the cores and GPUs of each site."""
+    require_slurm()
+    (tmp_path / "slurm").mkdir()
+    with Slurm(tmp_path / "slurm", cpus=288, gpus=8) as slurm:
+        jobs = {}
+        for name, site in sites().items():
+            if site.scheduler == "slurm":
+                words = ["--site", name, "--nodes", "2", "--time", "10m", "--account", "lab"]
+                done = CliRunner().invoke(command, [*words, "--name", name, "--python", "echo"])
+                (tmp_path / f"{name}.sh").write_text(done.stdout)
+                jobs[name] = slurm.submit(tmp_path / f"{name}.sh", {"SBATCH_PARTITION": "debug"})
+        for name, job in jobs.items():
+            slurm.wait_for_state(job, ["COMPLETED", "FAILED"])
+            output = (tmp_path / f"{name}-{job}.out").read_text()
+            assert slurm.about(job)["JobState"] == "COMPLETED", output
+            ranks = 2 * sites()[name].options["gpus_per_node"]
+            assert output.count("-m hvdtrain train digits") == ranks, output
+
+
+def jobs_that_are_told_to_stop(site: Site) -> None:
+    """Arrays of one, with srun: they save, are started again, and end."""
     options = ["train", RECIPE, "--epochs", 8]
-    array = site.submit("told", "mpich", "--array", "3-3", "--", *options)
-    job, output = f"{array}_3", site.output("told", f"{array}-3")
-    site.slurm.wait_for_text(output, "epoch 2/8")
-    site.slurm.ask("scancel", "--batch", "--signal=USR1", job)
-    site.slurm.wait_for_text(output, "was asked to stop")
-    site.slurm.wait_for_text(output, "test accuracy")
-    site.slurm.wait_for_state(job, ["COMPLETED"])
-    assert site.slurm.about(job)["Restarts"] == "1"
-    results = site.directory / "runs" / "told-3"
-    assert summary_of(results)["samples"] == 8 * 1437
-    assert summary_of(results)["world_size"] == 2
-    assert epochs_of(results) == both_splits(8)
-    assert not (results / "requeue").exists()
+    told = {
+        how: site.submit(how, how, "--array", "3-3", "--", *options) for how in ("pmi2", "pmix")
+    }
+    for how, array in told.items():
+        job, output = f"{array}_3", site.output(how, f"{array}-3")
+        site.slurm.wait_for_text(output, "epoch 2/8")
+        site.slurm.ask("scancel", "--batch", "--signal=USR1", job)
+        site.slurm.wait_for_text(output, "was asked to stop")
+    for how, array in told.items():
+        job, results = f"{array}_3", site.directory / "runs" / f"{how}-3"
+        site.slurm.wait_for_text(site.output(how, f"{array}-3"), "test accuracy")
+        site.slurm.wait_for_state(job, ["COMPLETED"])
+        assert site.slurm.about(job)["Restarts"] == "1"
+        assert summary_of(results)["samples"] == 8 * 1437
+        assert summary_of(results)["world_size"] == 2
+        assert epochs_of(results) == both_splits(8)
+        assert not (results / "requeue").exists()
 
 
 def ranks_that_die(site: Site) -> None:
     """With each launcher: the job fails, and is not started again."""
-    jobs = {mpi: site.submit(f"dies-{mpi}", mpi, "--", WORKER, "dies") for mpi in HOW}
-    for mpi, job in jobs.items():
+    jobs = {how: site.submit(f"dies-{how}", how, "--", WORKER, "dies") for how in HOW}
+    for how, job in jobs.items():
         site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"])
         about = site.slurm.about(job)
         assert (about["JobState"], about["Restarts"]) == ("FAILED", "0")
-        assert "places n1 n2" in site.output(f"dies-{mpi}", job).read_text()
+        assert "places n1 n2" in site.output(f"dies-{how}", job).read_text()
 
 
 def ranks_without_their_world(site: Site) -> None:

@@ -269,7 +269,7 @@ def read_slurm(source: HostText) -> list[Host]:
 
 
 def read_lines(source: HostText) -> list[Host]:
-    """Return the hosts of a file with one line per slot, as PBS and LSF write it."""
+    """Return the hosts of a file with one line per slot, as PBS, OAR and LSF write it."""
     return add_up([Host(check_name(line, where), 1) for where, line in source.lines()])
 
 
@@ -336,12 +336,14 @@ _OPEN_MPI = Format(
     read_open_mpi, _each(lambda host: f"{host.login} slots={host.slots}\n"), users=True, ipv6=True
 )
 _HYDRA = Format(read_hydra, _each(_write_hydra), users=True)
+_LINES = Format(read_lines, _each(lambda host: f"{host.name}\n" * (host.slots or 1)))
 FORMATS: Mapping[str, Format] = {
     "openmpi": _OPEN_MPI,
     "mpich": _HYDRA,
     "intelmpi": _HYDRA,
     "slurm": Format(read_slurm, _write_slurm),
-    "pbs": Format(read_lines, _each(lambda host: f"{host.name}\n" * (host.slots or 1))),
+    "pbs": _LINES,
+    "oar": _LINES,
     "sge": Format(read_sge, _each(lambda h: f"{h.name} {h.slots} all.q@{h.name} <NULL>\n")),
     "lsf": Format(
         read_lsf, lambda hosts: " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
@@ -356,6 +358,7 @@ FORMATS: Mapping[str, Format] = {
 # Variables with the path of a job's hostfile.
 _FILES = {
     "pbs": "PBS_NODEFILE",
+    "oar": "OAR_NODEFILE",
     "sge": "PE_HOSTFILE",
     "pjm": "PJM_O_NODEINF",
 }

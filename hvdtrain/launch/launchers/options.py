@@ -75,7 +75,12 @@ def discovered_hosts(program: str) -> str:
 
 _EXPORT = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL | re.ASCII)
 # Open MPI's wheel is built without these schedulers, and would start all ranks on this host.
-_UNKNOWN_TO_OPEN_MPI = {"PE_HOSTFILE": "sge", "LSB_JOBID": "lsf", "FLUX_URI": "flux"}
+_UNKNOWN_TO_OPEN_MPI = {
+    "PE_HOSTFILE": "sge",
+    "LSB_JOBID": "lsf",
+    "FLUX_URI": "flux",
+    "OAR_NODEFILE": "oar",
+}
 _OVERSUBSCRIBING = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy")
 
 

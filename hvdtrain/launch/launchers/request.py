@@ -11,7 +11,10 @@ from hvdtrain.launch.hosts.host import Host
 BINDINGS = ("none", "hwthread", "core", "numa", "socket")
 
 # If one of these is set, a launcher asks the scheduler for hosts, without any hostfile.
-_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI")
+_ALLOCATIONS = (
+    *("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI"),
+    "OAR_NODEFILE",
+)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
+GresTypes=gpu
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=2
 KillWait=3
 ReturnToService=2
@@ -43,17 +44,22 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def require_slurm() -> None:
-    require_programs(("slurmctld", "slurmd", "sbatch", "munged"), "slurm-wlm munge", REQUIRED)
+    # Slurm's plugin for PMIx loads the library by a name that only the development package has.
+    library = next(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"), None)
+    programs = ["slurmctld", "slurmd", "sbatch", "munged", *(["libpmix.so"] if not library else [])]
+    require_programs(programs, "slurm-wlm munge libpmix-dev", REQUIRED)
 
 
 class Slurm(Scheduler):
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cpus: int = 4, gpus: int = 0) -> None:
         super().__init__(directory, {"SLURM_CONF": str(directory / "slurm.conf")}, {})
+        self._cpus, self._gpus = cpus, gpus
 
     def _begin(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(_NODES))
         nodes = "\n".join(
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            f"CPUs={self._cpus} Gres=gpu:{self._gpus} Feature=gpu"
             for name, port in zip(_NODES, ports[1:], strict=True)
         )
         for name in ("state", *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in _NODES)):
@@ -62,6 +68,12 @@ class Slurm(Scheduler):
             host=host, port=ports[0], nodes=nodes, directory=self._directory
         )
         (self._directory / "slurm.conf").write_text(configuration)
+        # Slurm counts files that are no devices, too, and says so in its log.
+        for number in range(self._gpus):
+            (self._directory / f"gpu{number}").touch()
+        (self._directory / "gres.conf").write_text(
+            f"Name=gpu File={self._directory}/gpu[0-{self._gpus - 1}]\n" if self._gpus else ""
+        )
         self._start_munge()
         self._start("slurmctld", "-D", "-c")
         for node in _NODES:

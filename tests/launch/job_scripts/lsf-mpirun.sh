@@ -14,7 +14,7 @@ export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 
 timeout --preserve-status --signal=USR1 14100 \
-  python -m hvdtrain run -np 8 -- train digits --out "$OUT" --resume auto
+  python -m hvdtrain run -np 8 -x OUT -- script train.py --lr 0.1 'it'"'"'s'
 code=$?
 
 if [[ -e $OUT/requeue ]]; then

@@ -149,7 +149,7 @@ def test_what_schedulers_tell(tmp_path: Path) -> None:
     (tmp_path / "pjm").write_text("n1\nn2\n")
     pjm = formats.source_of_job("pjm", {"PJM_O_NODEINF": str(tmp_path / "pjm")})
     assert formats.FORMATS["pjm"].read(pjm) == [Host("n1"), Host("n2")]
-    for name in ("pbs", "sge", "lsf", "pjm", "flux", "k8s"):
+    for name in ("pbs", "oar", "sge", "lsf", "pjm", "flux", "k8s"):
         with pytest.raises(HostfileError, match=r"not a job of|does not exist"):
             formats.source_of_job(name, {})
 

@@ -1,0 +1,110 @@
+"""The environment of Python carried to the nodes: packed once, unpacked and started on each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+_EXECUTABLE = f"python{sys.version_info.major}.{sys.version_info.minor}"
+# What a rank runs: with nothing of the archive's file system but the archive. Whoever uses the
+# copy holds a shared lock on its file, which ends with the process, also by SIGKILL: who gets the
+# exclusive one may remove all. That is a process beside each rank that waits for it, or, if a
+# scheduler has killed that, too, the next job that brings another. A file that was removed while a
+# process waited for its lock is no longer the one of that name.
+_START = r"""
+archive=$1; shift
+folder=${TMPDIR:-/tmp}/hvdtrain-copies-$(id -u)
+mkdir -m 700 "$folder" 2> /dev/null
+if [ -L "$folder" ] || [ ! -O "$folder" ]; then
+  echo "hvdtrain: $folder is not a directory of this user's own" >&2; exit 78
+fi
+remove='exec 9>> "$0.lock"; flock $1 -x 9 && [ /proc/self/fd/9 -ef "$0.lock" ] &&
+  rm -rf "$0" "$0.mutex" "$0.lock"'
+copy=$folder/$(basename "$archive" .tar)
+until exec 9>> "$copy.lock"; flock -s 9; [ /proc/self/fd/9 -ef "$copy.lock" ]; do :; done
+(
+  flock -x 8
+  [ ! -e "$copy/ready" ] || exit 0
+  for lock in "$folder"/*.lock; do sh -c "$remove" "${lock%.lock}" -n 9>&-; done
+  rm -rf "$copy"
+  mkdir "$copy" && tar -xf "$archive" -C "$copy" || exit
+  if [ -d "$copy/base" ]; then
+    sed -i "s|^home = .*|home = $copy/base/bin|" "$copy/env/pyvenv.cfg" || exit
+  fi
+  : > "$copy/ready"
+) 8>> "$copy.mutex"
+if [ ! -e "$copy/ready" ]; then
+  echo "hvdtrain: cannot unpack $archive in $folder: name a larger directory in TMPDIR" >&2; exit 78
+fi
+setsid sh -c "$remove" "$copy" "" < /dev/null > /dev/null 2>&1 9>&- &
+exec "$copy/env/bin/python" "$@"
+"""
+
+
+def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
+    """Return the program of a rank, to start from a copy of this environment on its node.
+
+    Its first word must be this interpreter. The archive in the folder is made unless it is there.
+    """
+    if sys.prefix.startswith("/usr"):
+        raise UsageError("--stage-env is for a virtual or conda environment, not the system's")
+    files = {f"env/{path.relative_to(sys.prefix)}": path for path in _files(sys.prefix)}
+    apart = sys.prefix != sys.base_prefix and not sys.base_prefix.startswith("/usr")
+    if apart:
+        files |= {f"base/{path.relative_to(sys.base_prefix)}": path for path in _base_files()}
+    state = hashlib.sha256()
+    for path in files.values():
+        if path.parent.name == "__pycache__":
+            continue  # comes and goes by itself
+        about = path.lstat()
+        state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+    archive = Path(folder).resolve() / f"environment-{state.hexdigest()[:16]}.tar"
+    if pack and not archive.exists():
+        _pack(files, archive, apart)
+    return ("sh", "-c", _START, "hvdtrain", str(archive), *program[1:])
+
+
+def _base_files() -> Iterator[Path]:
+    """Yield what a virtual environment needs of the Python that it was made with."""
+    standard = sysconfig.get_path("stdlib")
+    left_out = {f"{sys.base_prefix}/{name}" for name in ("include", "share")}
+    left_out |= {f"{standard}/test", f"{standard}/site-packages"} - set(sys.path)
+    return _files(sys.base_prefix, left_out)
+
+
+def _files(tree: str, left_out: Container[str] = ()) -> Iterator[Path]:
+    """Yield the files and links of a tree, always in the same order."""
+    for folder, folders, names in os.walk(tree):
+        paths = [os.path.join(folder, name) for name in sorted(folders)]
+        yield from map(Path, filter(os.path.islink, paths))
+        folders[:] = [
+            os.path.basename(path)
+            for path in paths
+            if path not in left_out and not os.path.islink(path)
+        ]
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
+    part = archive.with_suffix(f".{os.getpid()}")
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(part, "w") as file:
+            for name, path in files.items():
+                file.add(path, name, recursive=False)
+            if apart:  # what comes last counts
+                link = tarfile.TarInfo("env/bin/python")
+                link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"
+                file.addfile(link)
+        part.replace(archive)
+    except OSError as error:
+        raise UsageError(f"--stage-env: cannot write {archive}: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,35 @@
+#!/bin/bash
+#SBATCH --job-name=hvdtrain
+#SBATCH --account=lab1
+#SBATCH --partition=boost_usr_prod
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=04:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+#SBATCH --requeue
+
+# For leonardo, by copies of these pages, read on 2026-11-30:
+#   https://docs.hpc.cineca.it/hpc/leonardo.html
+#   https://gitlab.hpc.cineca.it/training/trieste-gpu-computing
+# Modules and network variables were not found.
+# Unproven: nobody has run this there yet.
+ulimit -c 0
+export OMP_NUM_THREADS=8
+export OUT=runs/hvdtrain
+rm -f "$OUT/requeue"
+
+trap 'kill -USR1 "$pid"' USR1
+srun --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=none python -m hvdtrain script train.py --lr 0.1 'it'"'"'s' &
+pid=$!
+while kill -0 "$pid" 2> /dev/null; do wait "$pid"; done
+wait "$pid"
+code=$?
+
+if [[ -e $OUT/requeue ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
