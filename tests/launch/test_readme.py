@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "torch.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "torch.md"], ids=lambda p: p.name)
 def test_the_loop(page: Path, tmp_path: Path) -> None:
     """README's for Keras is run by the tests of Keras."""
     code, *_ = blocks(page, "python")

@@ -122,6 +122,10 @@ class Backend:
         """Return a context in which variables have values, also while a function is traced."""
         return nullcontext()
 
+    def after(self, tensors: Sequence[BackendTensor | None]) -> AbstractContextManager[object]:
+        """Return a context whose operations run once these tensors have values."""
+        return nullcontext()
+
     def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums | None:
         """Return what ranks compare of variables in a step, if they have their values then."""
         return None

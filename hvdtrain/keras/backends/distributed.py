@@ -212,7 +212,10 @@ class GradientReduction:
             own = scaled(own, variables, self._factor)
             self.weights.update(update, own, variables, self._local, self.weight, optimizer)
         else:
-            update(optimizer.hvdtrain_reduce(gradients, variables))
+            reduced = optimizer.hvdtrain_reduce(gradients, variables)
+            # A graph would decay weights before the gradients arrive, while ranks compare these.
+            with self._backend.after(reduced):
+                update(reduced)
 
     @collective
     def _reduce_arrays(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import keras
 import numpy as np
@@ -63,6 +64,12 @@ class TensorFlowBackend(Backend):
         return operations.allreduce(
             value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
         )
+
+    def after(self, tensors: Sequence[BackendTensor | None]) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = tf.control_dependencies(
+            [tensor for tensor in tensors if tensor is not None]
+        )
+        return context
 
     def retrace(self, model: keras.Model) -> None:
         model.make_train_function(force=True)

@@ -1,6 +1,7 @@
 """A fit of several ranks with a plain optimizer is warned of, and no other."""
 
 import contextlib
+import importlib
 import io
 from collections.abc import Iterator
 from functools import partial
@@ -67,6 +68,24 @@ def weights_that_differ_are_told() -> None:
         fit = partial(model.fit, x, y, batch_size=2, epochs=2, verbose=0)
         said = [line for line in logged(fit) if WEIGHTS_DIFFER in line]
         assert len(said) == expected, said
+
+
+def decayed_weights_are_not_told_to_differ() -> None:
+    """Where gradients of one rank take long, a graph could decay its weights before."""
+    tf = importlib.import_module("tensorflow")
+    variables = [keras.Variable(np.ones([64], np.float32)) for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, weight_decay=0.1))
+    optimizer.build(variables)
+    given = tf.ones([1000 if hvd.rank() == 0 else 1] * 2)
+
+    @tf.function(autograph=False)
+    def step(matrix: Any) -> None:
+        for _ in range(4):
+            matrix = tf.matmul(matrix, matrix) / 1000
+        optimizer.apply([tf.ones([64]) + tf.reduce_mean(matrix)] * 4)
+
+    said = logged(lambda: [step(given) for _ in range(5)])
+    assert not [line for line in said if WEIGHTS_DIFFER in line]
 
 
 def plain_optimizers_are_warned_of() -> None:

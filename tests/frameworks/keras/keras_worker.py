@@ -16,6 +16,7 @@ FIRST = "keras_exchange_cases"  # which says what nodes there are when that is s
 CASES = cases_of(*map(import_module, [FIRST, *sorted(NAMES - {FIRST})]))
 ONLY_ON_TENSORFLOW = {
     "a_rank_begins_without_dense_gradients",
+    "decayed_weights_are_not_told_to_differ",
     "options_mean_the_same_on_one_rank",
     "sparse_gradients_of_some_ranks",
 }
