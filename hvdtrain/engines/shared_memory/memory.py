@@ -20,8 +20,7 @@ import resource
 import secrets
 import socket
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -99,8 +98,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_POPULATE_WRITE = 23  # of Linux, from 5.14 on
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -109,7 +106,7 @@ class NodeMemory:
 
     def __init__(self, parts: list[np.typing.NDArray[np.uint8]]) -> None:
         self.parts = parts
-        self.addresses = [part.__array_interface__["data"][0] for part in parts]
+        self.addresses = [part.ctypes.data for part in parts]
 
 
 class NodeArena:
@@ -164,46 +161,33 @@ class NodeArena:
 
 
 @collective
-def share_memory(
-    nbytes: int, rank: int, size: int, allgather: Gather, joint: bool = False
-) -> NodeMemory | None:
+def share_memory(nbytes: int, rank: int, size: int, allgather: Gather) -> NodeMemory | None:
     """Allocate `nbytes` of zeros on every rank of a node, writable by all of them.
 
     All pages are reserved before any is written: a page missing later would kill the process with
-    SIGBUS. If memory cannot be allocated, the first rank warns once. With `joint` there is one
-    mapping for all ranks, of whole pages, and none is freed while a rank uses its own.
+    SIGBUS. If memory cannot be allocated, the first rank warns once.
     """
     # All ranks check before any allocates: otherwise the out-of-memory killer might end a process.
     reason = agree_on_failure(allgather(_check_free_memory(nbytes * size)))
     parts = None
     if not reason:
-        parts, reason = _share(nbytes, rank, allgather, joint)
+        parts, reason = _share(nbytes, rank, allgather)
     if reason and rank == 0:
         warn_once(f"each of {size} ranks cannot share {nbytes >> 10:,} KiB ({reason})")
     return None if reason or parts is None else NodeMemory(parts)
 
 
 def _share(
-    nbytes: int, rank: int, allgather: Gather, joint: bool
+    nbytes: int, rank: int, allgather: Gather
 ) -> tuple[list[np.typing.NDArray[np.uint8]] | None, str]:
     """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
-    owns = rank == 0 or not joint
-    descriptor, failure = _reserve(nbytes) if owns else (None, SystemFailure())
-    parts = None
+    descriptor, failure = _reserve(nbytes)
     try:
         announced = allgather((os.getpid(), descriptor, failure))
         reason = agree_on_failure(failure for *_, failure in announced)
         if reason:
             return None, reason
-        map_parts = _map_joint if joint else _map_each
-        try:
-            parts = map_parts([source for *source, _ in announced], nbytes, rank)
-        except FileNotFoundError:
-            failure = _INVISIBLE
-        except OSError as error:
-            failure = failure_from_error(error, "mapping a peer's memory")
-        except _NoMemoryError as error:
-            failure = SystemFailure(str(error))
+        parts, failure = _map_all([source for *source, _ in announced], nbytes, rank)
         return parts, agree_on_failure(allgather(failure))
     finally:
         if descriptor is not None:
@@ -229,10 +213,6 @@ def _check_free_memory(nbytes: int) -> SystemFailure:
     )
 
 
-class _NoMemoryError(Exception):
-    """There is too little memory, which is no reason to end the job."""
-
-
 def _reserve(nbytes: int) -> tuple[int | None, SystemFailure]:
     """Allocate a memfd of `nbytes`; return its descriptor, or why there is none."""
     try:
@@ -240,59 +220,41 @@ def _reserve(nbytes: int) -> tuple[int | None, SystemFailure]:
     except (AttributeError, OSError) as error:
         return None, failure_from_error(error, "memfd_create")
     try:
-        _allocate(descriptor, 0, nbytes)
-    except _NoMemoryError as error:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
         os.close(descriptor)
-        return None, SystemFailure(str(error))
+        # Too little memory for this is no reason to end the job.
+        return None, SystemFailure(f"posix_fallocate: {error.strerror}")
     return descriptor, SystemFailure()
 
 
-def _allocate(descriptor: int, offset: int, nbytes: int) -> None:
+def _map_all(
+    announced: Sequence[tuple[int, int]], nbytes: int, own: int
+) -> tuple[list[np.typing.NDArray[np.uint8]] | None, SystemFailure]:
     try:
-        os.posix_fallocate(descriptor, offset, nbytes)
+        parts = [
+            _map(f"/proc/{process}/fd/{number}", nbytes, populate=rank == own)
+            for rank, (process, number) in enumerate(announced)
+        ]
+    except FileNotFoundError:
+        return None, _INVISIBLE
     except OSError as error:
-        raise _NoMemoryError(f"posix_fallocate: {error.strerror}") from error
+        return None, failure_from_error(error, "mapping a peer's memory")
+    return parts, SystemFailure()
 
 
-def _map_each(
-    sources: Sequence[Sequence[int]], nbytes: int, own: int
-) -> list[np.typing.NDArray[np.uint8]]:
-    parts = []
-    for rank, source in enumerate(sources):
-        with _opened(source) as descriptor:
-            parts.append(_map(descriptor, nbytes, populate=rank == own))
-    return parts
-
-
-def _map_joint(
-    sources: Sequence[Sequence[int]], nbytes: int, own: int
-) -> list[np.typing.NDArray[np.uint8]]:
-    """Allocate this rank's part in the file of the first one, and map all."""
-    with _opened(sources[0]) as descriptor:
-        _allocate(descriptor, own * nbytes, nbytes)
-        whole = _map(descriptor, nbytes * len(sources), populate=False)
-    _LIBC.madvise(whole.ctypes.data + own * nbytes, nbytes, _POPULATE_WRITE)  # may be refused
-    return [whole[rank * nbytes :][:nbytes] for rank in range(len(sources))]
-
-
-@contextmanager
-def _opened(source: Sequence[int]) -> Iterator[int]:
-    """Open a peer's memory: the number of its process, and that of the descriptor there."""
-    path = "/proc/{}/fd/{}".format(*source)
+def _map(path: str, nbytes: int, populate: bool) -> np.typing.NDArray[np.uint8]:
+    """Map a peer's memory; pages that are not populated are faulted in on first use."""
     if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
         raise FileNotFoundError(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield descriptor
+        # Python's mmap keeps a descriptor per mapping, of which many ranks would run out.
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _LIBC.mmap(None, nbytes, access, flags, descriptor, 0)
     finally:
         os.close(descriptor)
-
-
-def _map(descriptor: int, nbytes: int, populate: bool) -> np.typing.NDArray[np.uint8]:
-    """Map a peer's memory; pages that are not populated are faulted in on first use."""
-    # Python's mmap keeps a descriptor per mapping, of which many ranks would run out.
-    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
-    address = _LIBC.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
     if address in (None, _MAP_FAILED):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -392,7 +392,7 @@ def open_node_group(
                 warn_once(reason)
         else:
             nbytes = SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
-            memory = share_memory(nbytes, rank, len(processes), allgather, joint=True)
+            memory = share_memory(nbytes, rank, len(processes), allgather)
     finally:
         if memory is None and peers is not None:
             peers.close()
