@@ -244,7 +244,7 @@ class _Warnings(StallWarnings):
     """Keeps the first report, and what had been called until then."""
 
     def __init__(self, settings: StallSettings, topology: Topology, found: Callable[[str], Found]):
-        super().__init__(settings, topology, lambda _: None, lambda: None)
+        super().__init__(settings, topology, lambda _: None, lambda _: None)
         self._found, self.first, self.told = found, list[Found](), threading.Event()
 
     def _say(self, text: str) -> None:
