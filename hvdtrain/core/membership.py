@@ -133,7 +133,7 @@ class Followers:
 
     def add(self, follower: Follower, ranks: Sequence[int]) -> None:
         """Add a follower (in the same order on all ranks of its process set)."""
-        members = format_ranks(ranks)
+        members = format_ranks(ranks, most=len(ranks))
         self._counts[members] += 1
         self._followers[self.world, members, self._counts[members]] = follower
 

@@ -175,7 +175,6 @@ class KerasLoop(TrainingLoop):
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
         self._step_plan, self._recipe, self._model = step_plan, recipe, recipe.model
         self._pads = not any(map(_normalizes, self._model._flatten_layers()))
-        self._require_samples_on_all_ranks()
         self._schedule = StepPlanSchedule(step_plan)
         options = step_plan.options
         self._optimizer = self._make_optimizer()
@@ -215,15 +214,14 @@ class KerasLoop(TrainingLoop):
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
 
-    def _require_samples_on_all_ranks(self) -> None:
+    def _require_samples_on_all_ranks(self, batches: Sequence[Indices]) -> None:
         """Refuse BatchNormalization where a rank would have no sample for the last step."""
         plan = self._step_plan
-        last = plan.samples % plan.global_batch_size or plan.global_batch_size
         ranks = plan.options.worker_count(plan.topology.size)
-        if not self._pads and last < ranks:
+        if not self._pads and batches and len(batches[-1]) < ranks:
             raise UsageError(
-                f"the last batch of an epoch has {counted(last, 'sample')} for {ranks} ranks, and "
-                "BatchNormalization needs one on each: give another --global-batch-size"
+                f"the last batch of an epoch has {counted(len(batches[-1]), 'sample')} for {ranks} "
+                "ranks, and BatchNormalization needs one on each: give another --global-batch-size"
             )
 
     @property
@@ -256,6 +254,7 @@ class KerasLoop(TrainingLoop):
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         first = self._step_plan.position(epoch, done)
         batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
+        self._require_samples_on_all_ranks(batches)
         counts = accumulate((len(batch) for batch in batches), initial=done)
         before, plan = list(counts), self._step_plan
 
