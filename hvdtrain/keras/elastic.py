@@ -186,4 +186,19 @@ class TensorFlowKerasState(ObjectState):
         return [*self.model.weights, *self.optimizer.variables]
 
 
-KerasState = TensorFlowKerasState
+class KerasState(TensorFlowKerasState):
+    """A TensorFlowKerasState by its other name.
+
+    Args:
+        model: model that is built; becomes the attribute `model`.
+        optimizer: optimizer of the model; by default the one that it is compiled with.
+        kwargs: picklable objects, which become attributes.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, optimizer, **kwargs)
