@@ -151,12 +151,18 @@ def _run_trials(
     each = sweep.ranks_per_trial or 1
     ranks = request.ranks or total_slots(request.hosts)
     unnamed = has_allocation(os.environ) and not request.hosts
-    if request.elastic or request.per_node or launcher.name != "mpirun" or unnamed or not ranks:
+    refused = request.elastic or request.per_node or launcher.name != "mpirun"
+    # Each mpirun would bind its ranks from core 0 on.
+    refused = refused or request.bind not in (None, "none")
+    # The hosts of a part go into its command, which has no words for more than slots.
+    more = any(host.user or host.others for host in request.hosts)
+    if refused or more or unnamed or not ranks:
         raise UsageError(
-            f"--ranks-per-trial {each} needs mpirun, -np N on this host or hosts with their slots, "
-            "and neither --per-node nor --elastic"
+            f"--ranks-per-trial {each} needs mpirun, -np N on this host or hosts with their slots "
+            "and nothing else, and neither --per-node, --elastic nor --bind"
         )
-    jobs = divided(request, ranks, each, int(find_cores().usable), os.environ)[: sweep.trials]
+    cores, share = int(find_cores().usable), sweep.options.share_gpus
+    jobs = divided(request, ranks, each, cores, os.environ, share)[: sweep.trials]
     if not jobs:
         raise UsageError(f"--ranks-per-trial {each} is more than the {ranks} ranks: lower it")
     if not dry_run:

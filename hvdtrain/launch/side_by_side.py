@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvdtrain.launch.hosts.host import Host, total_slots
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts.host import Host, is_here, total_slots
 from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.supervise import PASSED_ON, bound_to_this_process
 
@@ -32,22 +34,32 @@ def _parts(hosts: Sequence[Host], each: int) -> list[tuple[list[Host], int | Non
 
 
 def divided(
-    request: LaunchRequest, ranks: int, each: int, cores: int, environ: Mapping[str, str]
+    request: LaunchRequest,
+    ranks: int,
+    each: int,
+    cores: int,
+    environ: Mapping[str, str],
+    share: bool = False,
 ) -> list[LaunchRequest]:
     """Return the requests for jobs of `each` ranks in place of one of `ranks` ranks.
 
     Args:
         cores: those of this host.
+        share: whether ranks may share GPUs, so that a host may have fewer GPUs than slots.
     """
     here, requests = not request.hosts, list[LaunchRequest]()
-    gpus = environ[_GPUS].split(",") if _GPUS in environ else list(map(str, range(ranks)))
-    known = len(gpus) if _GPUS in environ else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    count = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    known = environ[_GPUS].split(",") if _GPUS in environ else [str(one) for one in range(count)]
+    one_for_each_slot = [] if share else [str(one) for one in range(ranks)]
     parts = _parts(request.hosts or [Host("", ranks)], each)[: ranks // each]
     for number, (hosts, first) in enumerate(parts):
         exports, folder = dict(request.exports), request.log_folder
+        # Those of other hosts are not known.
+        gpus = known if here or is_here(hosts[0].name) else one_for_each_slot
         # Local ranks of each job count from 0, and would take the GPUs of another one.
-        if first is not None and not (here and known < ranks):
-            exports.setdefault(_GPUS, ",".join(gpus[first : first + each]))
+        if first is not None and gpus:
+            chosen = dict.fromkeys(gpus[slot % len(gpus)] for slot in range(first, first + each))
+            exports.setdefault(_GPUS, ",".join(chosen))
         if here and _THREADS not in environ:
             exports.setdefault(_THREADS, str(max(1, cores // ranks)))
         own = replace(request, ranks=each, hosts=() if here else tuple(hosts), hostfile=None)
@@ -59,6 +71,8 @@ def divided(
 def run_at_once(starts: Sequence[Callable[[], int]]) -> list[int]:
     """Call functions in processes of their own, pass signals on, and return the exit codes."""
     passed_on = {n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
+    # If the parent had it ignored, the kernel would keep no exit codes.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
     begin, codes = bound_to_this_process(mask), dict[int, int | None]()
     for start in starts:
@@ -68,6 +82,9 @@ def run_at_once(starts: Sequence[Callable[[], int]]) -> list[int]:
             try:
                 begin()
                 code = start()
+            except UsageError as error:
+                print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+                code = error.exit_code
             except BaseException:
                 traceback.print_exc()
             finally:

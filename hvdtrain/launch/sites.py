@@ -47,8 +47,9 @@ class Site:
         return "\n".join(lines)
 
     def exports(self) -> str:
-        """Return the site's variables, as commands of the shell."""
-        return "\n".join(f"export {key}={shlex.quote(v)}" for key, v in self.variables.items())
+        """Return the site's variables, as commands of the shell, which expands those with $."""
+        words = {key: v if "$" in v else shlex.quote(v) for key, v in self.variables.items()}
+        return "\n".join(f"export {key}={word}" for key, word in words.items())
 
 
 @cache

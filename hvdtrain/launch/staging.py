@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
@@ -98,7 +99,8 @@ def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
         archive.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(part, "w") as file:
             for name, path in files.items():
-                file.add(path, name, recursive=False)
+                with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
+                    file.add(path, name, recursive=False)
             if apart:  # what comes last counts
                 link = tarfile.TarInfo("env/bin/python")
                 link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"

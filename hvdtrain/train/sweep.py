@@ -182,7 +182,7 @@ class _Study:
         self._optuna, self._asked, self._directory = _import_optuna(), asked, directory
         self._storage = masked(asked.storage or str(directory / STUDY))
         direction: Literal["maximize", "minimize"] = "maximize" if maximizes else "minimize"
-        with _optuna_errors(self._storage):
+        with _optuna_errors(self._storage), _alone_in(directory):
             storage: Any = asked.storage
             if storage is None:
                 backend = self._optuna.storages.journal.JournalFileBackend(str(directory / STUDY))

@@ -152,7 +152,9 @@ def with_hosts(
         # The others take no file, so any format will do.
         form = launcher.vendor if own else guess_format(read_file(request.hostfile))
         hosts = tuple(read_hostfile(request.hostfile, form))
-    if own and launcher.vendor == "openmpi" and not request.names_hosts:
+    # Hydra does not know OAR, either.
+    unknown = launcher.vendor == "openmpi" or "OAR_NODEFILE" in environ
+    if own and unknown and not request.names_hosts:
         hosts = _hosts_of_job(environ, request)
     # Hydra wraps around to the first host.
     bounded = launcher.vendor == "openmpi" or not own

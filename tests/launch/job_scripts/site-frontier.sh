@@ -26,8 +26,8 @@ export FI_CXI_RX_MATCH_MODE=hybrid
 export NCCL_NET_GDR_LEVEL=3
 export NCCL_CROSS_NIC=1
 export NCCL_SOCKET_IFNAME=hsn0
-export MIOPEN_USER_DB_PATH=/tmp/my-miopen-cache
-export MIOPEN_CUSTOM_CACHE_DIR=/tmp/my-miopen-cache
+export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache
+export MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER-miopen-cache
 ulimit -c 0
 export OMP_NUM_THREADS=7
 export OUT=runs/hvdtrain

@@ -157,6 +157,12 @@ def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
         assert with_hosts(two, OWN, environ).hosts == TWO
         assert with_hosts(two, OF_MPICH, environ).hosts == ()
         assert with_hosts(replace(two, hosts=TWO[:1], ranks=2), OWN, environ).hosts == TWO[:1]
+    (tmp_path / "oar").write_text("a\na\nb\nb\n")
+    oar = {"OAR_NODEFILE": str(tmp_path / "oar")}
+    for launcher in (OWN, OF_MPICH, replace(LAUNCHERS["intelmpi"], path="L", vendor="intelmpi")):
+        asked = with_hosts(two, launcher, oar)
+        assert asked.hosts == TWO
+        assert launcher.command(asked, oar).argv[1:].count("-host" + "s" * (launcher != OWN)) == 1
     with pytest.raises(UsageError, match="this is not a job of lsf"):
         with_hosts(two, OWN, {"LSB_JOBID": "7"})
 
