@@ -67,7 +67,8 @@ def abort(code):
     os.write(descriptor, b"aborted")
     os._exit(code)
 
-ExitGuard(Topology.from_nodes(0, [0], ["here"]), lambda: None, abort, False, lambda: None).install()
+ExitGuard(Topology.from_nodes(0, [0], ["here"]), lambda: None, abort, False, lambda: None,
+          lambda kind, text: None).install()
 raise ValueError("the reason")
 """
 
