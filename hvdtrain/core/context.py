@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
@@ -30,6 +30,7 @@ from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (
     ExcludedError,
+    HostsUpdatedInterrupt,
     HvdtrainError,
     LauncherMismatchError,
     NotInitializedError,
@@ -343,12 +344,16 @@ def _save_records() -> None:
 
 def note_error(error: BaseException) -> None:
     """Note an error of this rank in the flight record (local)."""
-    _note("follows" if isinstance(error, PeerFailureError) else "error", own_frame(error))
+    if isinstance(error, HostsUpdatedInterrupt):
+        return
+    with suppress(Exception):  # its own text may fail
+        _note("follows" if isinstance(error, PeerFailureError) else "error", own_frame(error))
 
 
 def _note(kind: str, text: str) -> None:
-    if _context is not None and _context.flight is not None:
-        _context.flight.note(kind, text)
+    with suppress(Exception):  # the end of a rank must not depend on it
+        if _context is not None and _context.flight is not None:
+            _context.flight.note(kind, text)
 
 
 def _end_excluded(error: ExcludedError) -> NoReturn:

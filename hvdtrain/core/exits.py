@@ -233,11 +233,12 @@ class ExitGuard:
         if not self._is_rank():
             self._excepthook(kind, error, trace)
             return
-        follows = isinstance(error, PeerFailureError)
-        self._note("follows" if follows else "error", own_frame(error))
+        if isinstance(error, ConnectionLostError):
+            self._note_error(error)  # before the launcher may end this rank
         if isinstance(error, KeyboardInterrupt):
             if self._topology.rank == 0:
                 self._say("interrupted")
+            self._note_error(error)
             self._end(EXIT_INTERRUPTED)
         elif isinstance(error, UsageError | ConnectionLostError | RanksLostError):
             # A traceback would not help: the line that raised it is not the cause.
@@ -245,9 +246,12 @@ class ExitGuard:
                 self._timer.cancel()  # this error ends the job itself
             _leave_it_to_the_launcher(error)
             self._say(str(error))
+            if not isinstance(error, ConnectionLostError):
+                self._note_error(error)
             self._end(error.exit_code)
         else:
             self._say(format_error(error))
+            self._note_error(error)
             self._end(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
@@ -299,9 +303,14 @@ class ExitGuard:
             self._end_for(reason)
 
     def _end_for(self, reason: str) -> None:
-        self._note("follows", reason)
         self._say(f"{reason}. The job ends: other ranks would wait for this one forever")
+        self._note("follows", reason)
         self._end(EXIT_CRASH)
+
+    def _note_error(self, error: BaseException) -> None:
+        with contextlib.suppress(Exception):  # its own text may fail
+            follows = isinstance(error, PeerFailureError)
+            self._note("follows" if follows else "error", own_frame(error))
 
     def _say(self, text: str) -> None:
         write_message(self._topology.title, text)

@@ -274,8 +274,8 @@ class Context:
             communicator, members, self.topology, label, self.failed, self.failures
         )
         channel.parent, channel.blocked = parent, self.blocked
-        self._track(channel)
         channel.number = self.next_number(channel) - 1
+        self._track(channel)
         self._channels.append(channel)
         return channel
 
@@ -338,7 +338,7 @@ class Context:
                 self._track(channel)
 
     def end_flight_record(self) -> None:
-        """Remove the flight record, unless an error is noted in it (local)."""
+        """Remove the flight record, unless an error of a rank of the node is in it (local)."""
         record, self.flight = self.flight, None
         if record is None:
             return

@@ -354,6 +354,7 @@ class _Session:
         first = world.topology.rank == 0
         prints = first and not options.quiet
         log = setup.state.directory / LOG if first else None
+        before = world.flight
         if not options.dry_run:
             world.keep_flight_record(str(setup.state.directory))
         with (
@@ -385,7 +386,8 @@ class _Session:
                 with nullcontext() if self._make_recipe else code_of_recipe(options):
                     summary = self._run.run()
                 require_all()
-                world.end_flight_record()
+                if world.flight is not before:  # else it is that of the script
+                    world.end_flight_record()
                 return summary
             except Exception as error:
                 context.note_error(error)  # all ranks may go on, or leave in order

@@ -1,5 +1,6 @@
 """The stall watch names the ranks that are missing, and keeps quiet while all is well."""
 
+import json
 import os
 import re
 import signal
@@ -112,6 +113,7 @@ when_it_waits(begin)
 
 # Operations that run in each of the ways there are, in a common order.
 RUNS = """
+twins = [here.open_channel(range(3), "twins") for _ in range(2)]
 for _ in range(3):
     two = Buffer.from_array(np.ones(2))
     operations.allreduce(here.world, [two], [(2,)], ReduceOp.SUM, "prepared").run()
@@ -154,6 +156,8 @@ def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:
     for rank, function in enumerate(["run", "sits_here", "run"]):
         assert f", in {function}\n" in main_stack(done.stderr, rank)
     found = analyzed(tmp_path / "records")
+    converted = json.loads((tmp_path / "records" / "for torch" / "flight_rank_0").read_text())
+    assert [g["desc"] for g in converted["pg_config"].values()].count("twins") == 2
     assert re.findall(r"missing ranks: .*|collective: .*|.* has errors", found) == [
         "collective: gloo:broadcast broadcast 'weights'",
         "missing ranks: {1}",

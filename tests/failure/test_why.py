@@ -84,7 +84,8 @@ def test_a_planted_death_is_named(
     record.mkdir()
     env: dict[str, object] = {"HVDTRAIN_FLIGHT_RECORD": record}
     if death == "stalls":
-        env |= {"HVDTRAIN_STALL_SECONDS": 1, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 2}
+        # Longer than ranks are late on a busy machine.
+        env |= {"HVDTRAIN_STALL_SECONDS": 5, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 10}
     with launch(FOLDER / "dying_worker.py", 3, args=[death], env=env, cwd=tmp_path) as job:
         if death == "all_wait":
             job.wait_for(lambda: job.stdout.count("waiting") == 3, "waited")

@@ -10,6 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ _LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
 _SIGN_OF_LIFE, _ENTRY, _ENTRY_BYTES = struct.Struct("<dq"), struct.Struct("<qqdHHHqdd"), 256
 _LEAVE = "leave the job"
 _NAME = re.compile(r"flight\.([0-9a-f]+)\.\d+")
-# A rank on another host, which writes about once a second, may still run.
-_SILENT_SECONDS = 10.0
+# A rank on another host that has not written for so long has ended if another has, or may still
+# run: it may keep no stall watch, and network file systems show late what it writes.
+_SILENT_SECONDS, _LATE_SECONDS = 10.0, 90.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Rank:
     @property
     def last_sign(self) -> float:
         times = (max(e.submitted, e.began, 0.0 if e.failed else e.ended) for e in self.entries)
-        return max(self.life, *times)
+        return max([self.life, *times])
 
     @property
     def done(self) -> Entry | None:
@@ -101,6 +103,14 @@ class Rank:
             return False
         return stat[0] not in "ZX"
 
+    @property
+    def may_run(self) -> bool:
+        """Whether it runs, or is on another host and has not noted that it ends."""
+        if self.runs or self.host == socket.gethostname():
+            return self.runs
+        ends = any(note.kind != "stall" for note in self.notes)
+        return not ends and time.time() - self.life < _LATE_SECONDS
+
 
 def record_files(folder: Path) -> list[Path]:
     """Return the files of the last job in a folder."""
@@ -114,20 +124,23 @@ def read_ranks(files: Sequence[Path]) -> list[Rank]:
     for path in files:
         try:
             data = path.read_bytes()
-            for start in range(0, len(data), _BLOCK_BYTES):
-                block = data[start : start + _BLOCK_BYTES]
-                if block[:1] == b"{":  # else the rank was killed in its first line
-                    rank = _rank(block)
-                    ranks[rank.rank] = rank
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise UsageError(f"{path}: not a flight record: the file is damaged") from error
+        for start in range(0, len(data), _BLOCK_BYTES):
+            # A rank may have been killed while it wrote it.
+            with suppress(ValueError, KeyError, TypeError, struct.error):
+                rank = _rank(data[start : start + _BLOCK_BYTES])
+                ranks[rank.rank] = rank
     return [ranks[rank] for rank in sorted(ranks)]
 
 
 def _rank(block: bytes) -> Rank:
     (about,), channels = _objects(block[:_LIFE]), _objects(block[_CHANNELS:_NOTES])
+    notes = []
+    for n in _objects(block[_NOTES:_FAULT]):
+        with suppress(KeyError, TypeError):
+            ended = tuple(n["ended"])
+            notes.append(Note(n["time"], n["kind"], n["text"], n["where"], ended, n["oom kills"]))
     life, steps = _SIGN_OF_LIFE.unpack_from(block, _LIFE)
     return Rank(
         about["rank"],
@@ -138,10 +151,7 @@ def _rank(block: bytes) -> Rank:
         life,
         steps,
         [(n, label, _unspanned(spans)) for each in channels[:1] for n, label, spans in each],
-        [
-            Note(n["time"], n["kind"], n["text"], n["where"], tuple(n["ended"]), n["oom kills"])
-            for n in _objects(block[_NOTES:_FAULT])
-        ],
+        notes,
         block[_FAULT:_RING].rstrip(b"\0").decode(errors="replace"),
         [entry for _, entry in sorted(_entries(block), key=lambda pair: pair[0])],
     )
@@ -149,7 +159,11 @@ def _rank(block: bytes) -> Rank:
 
 def _objects(data: bytes) -> list[Any]:
     lines = data.partition(b"\0")[0].split(b"\n")[:-1]  # without one that a kill has torn
-    return [json.loads(line) for line in lines]
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _unspanned(spans: Sequence[Sequence[int]]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,9 +12,6 @@ from hvdtrain.topology import format_ranks
 from hvdtrain_report.flight import Note, Rank
 from hvdtrain_report.told import Told
 
-_SIGNALS = {
-    "6": "SIGABRT", "7": "SIGBUS", "9": "SIGKILL", "11": "SIGSEGV", "15": "SIGTERM"
-}  # fmt: skip
 # Causes of errors by their texts.
 _ERRORS = (
     ("disk full", r"Errno (?:27|28|122)\b|No space left|Disk quota|File too large"),
@@ -111,19 +109,26 @@ def _of_launcher(told: Told, found: Verdict | None, ranks: Sequence[Rank]) -> Ve
     if found is not None and found.cause == "terminated":
         return replace(found, evidence=told.line)
     cause = {"11": "segfault", "7": "segfault", "15": "terminated"}.get(told.detail, "killed")
-    what = f"killed by signal {told.detail} ({_SIGNALS.get(told.detail, 'see kill -l')})"
+    what = f"killed by signal {told.detail} ({_name_of(told.detail)})"
     if cause == "killed" and found is not None and found.cause == "out of memory":
         cause = found.cause
     return Verdict(cause, what, named, host, at, told.line)
+
+
+def _name_of(number: str) -> str:
+    try:
+        return signal.Signals(int(number)).name
+    except ValueError:
+        return "see kill -l"
 
 
 def _recorded(ranks: Sequence[Rank], told: Sequence[Told] | None) -> Verdict | None:
     notes = sorted(
         ((note, rank) for rank in ranks for note in rank.notes), key=lambda pair: pair[0].time
     )
-    if (stalled := _stall(notes, ranks)) is not None:
-        return stalled
     ends = [pair for pair in notes if pair[0].kind in ("error", "signal", "follows")]
+    if (stalled := _stall(notes, ranks, ends)) is not None:
+        return stalled
     silent = [r for r in ranks if not r.runs and all(n.kind == "stall" for n in r.notes)]
     faults = [rank for rank in silent if rank.fault]
     if faults:
@@ -203,8 +208,12 @@ def _minority(text: str) -> list[int]:
     return groups[0] if len(groups) > 1 and len(groups[0]) < len(groups[1]) else []
 
 
-def _stall(notes: Sequence[tuple[Note, Rank]], ranks: Sequence[Rank]) -> Verdict | None:
-    """Return a verdict about a stall that did not end."""
+def _stall(
+    notes: Sequence[tuple[Note, Rank]],
+    ranks: Sequence[Rank],
+    ends: Sequence[tuple[Note, Rank]],
+) -> Verdict | None:
+    """Return a verdict about a stall that did not end, unless the missing rank failed after it."""
     last = max((rank.done.ended for rank in ranks if rank.done), default=0.0)
     for note, _ in notes:
         late = re.search(r"waits? for ranks? (\d+)", note.text)
@@ -213,6 +222,13 @@ def _stall(notes: Sequence[tuple[Note, Rank]], ranks: Sequence[Rank]) -> Verdict
         missing = next((rank for rank in ranks if rank.rank == int(late[1])), None)
         if missing is None:
             return Verdict("stall", note.text, (int(late[1]),), at=note.time)
+        # Of those who see a stall, many press Ctrl-C.
+        errors = [_cause(n.text) for n in missing.notes if n.kind == "error"]
+        failed = missing.fault or any(cause != "interrupted" for cause in errors)
+        if failed or any(
+            missing.rank in n.ended and n.oom_kills > r.oom_kills for n, r in ends[:1]
+        ):
+            continue
         where = next((n.where for n in missing.notes if n.kind == "stall" and n.where), "")
         what = f"it did not submit the operation: {note.text}" + f"; it was in {where}" * bool(
             where

@@ -43,10 +43,11 @@ def command(run: Path, output: Path | None, for_torch: Path | None) -> int:
             raise UsageError(f"{run} has no flight record to convert")
         write_for_torch(ranks, for_torch)
     told = read_told(_text(output)) if output is not None else None
-    running = [rank.rank for rank in ranks if rank.runs]
+    running = [rank.rank for rank in ranks if rank.may_run]
     if ranks and len(running) == len(ranks) and not told:
         steps = max(rank.steps for rank in ranks)
-        click.echo(f"{run}: the job is running: {format_ranks(running)}, {steps} optimizer steps")
+        runs = "is running" if all(rank.runs for rank in ranks) else "may still run"
+        click.echo(f"{run}: the job {runs}: {format_ranks(running)}, {steps} optimizer steps")
         return 0
     if not ranks and (run / _STOPPED).exists():
         click.echo(

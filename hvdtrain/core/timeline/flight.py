@@ -8,18 +8,23 @@ reads it, and converts it for torch's flight recorder.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
 import mmap
 import os
+import re
 import struct
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from io import FileIO
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakSet
 
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.exits import is_script, write_message
@@ -35,8 +40,16 @@ _ENTRY, _PROGRESS = struct.Struct("<qqdHH"), struct.Struct("<Hqdd")
 _TEXT = _ENTRY.size + _PROGRESS.size
 _ENTRY_BYTES = 256
 _ENTRIES = (BLOCK_BYTES - _RING) // _ENTRY_BYTES
-_MOST_TEXT = 1500
+# Bytes. A note fits even if JSON doubles them.
+_MOST_TEXT, _MOST_PLACE = 1500, 500
+_CONTROL = re.compile("[\0-\x1f]+")
 _STEP = "optimizer step"
+# Of the operations in channels that there is no room for.
+_NO_CHANNEL = 65535
+# A rank on another host that has written nothing for so long has ended.
+_SILENT_SECONDS = 600.0
+# What Python's fault handler holds, until a script gives it another file.
+_faults: WeakSet[FileIO] = WeakSet()
 
 
 class FlightRecord:
@@ -51,20 +64,22 @@ class FlightRecord:
         os.makedirs(folder, exist_ok=True)
         self._local_rank = topology.local_rank
         self._path = Path(folder, f"flight.{job:x}.{topology.node}")
-        if topology.rank == 0:
-            _remove_before(self._path)
+        host = topology.hostnames[topology.rank]
+        if topology.local_rank == 0:
+            _remove_before(self._path, host)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         with open(descriptor, "r+b", buffering=0):
-            # All of it, since the system ends a process that maps a file and finds the disk full.
-            written = os.write(descriptor, bytes(BLOCK_BYTES))
-            if written < BLOCK_BYTES:
-                raise OSError(0, "no space is left")
-            start = os.lseek(descriptor, 0, os.SEEK_CUR) - BLOCK_BYTES
+            try:
+                start = _append_block(descriptor)
+            except OSError:
+                if not os.fstat(descriptor).st_size:
+                    self._path.unlink()
+                raise
             self._memory = mmap.mmap(descriptor, BLOCK_BYTES, offset=start)
         about = {
             "flight record": 1,
             "rank": topology.rank,
-            "host": topology.hostnames[topology.rank],
+            "host": host,
             "pid": os.getpid(),
             "engine": engine,
             "oom kills": _oom_kills(),
@@ -73,19 +88,22 @@ class FlightRecord:
         self._zero = time.time() - time.perf_counter()
         self._places, self._last, self._steps = count(1), 0, 0
         self._channels: list[list[object]] = []
-        self._noted, self._failed = _NOTES, False
-        self._fault = None
-        if not faulthandler.is_enabled():
-            self._fault = open(self._path, "r+b", buffering=0)  # noqa: SIM115  # until close()
-            self._fault.seek(start + _FAULT)
-            faulthandler.enable(self._fault, all_threads=False)
+        self._noted, self._stall = _NOTES, 0  # the latter is where the last note is, if a stall
+        self._has_fault = not faulthandler.is_enabled()
+        if self._has_fault:
+            fault = FileIO(self._path, "r+")
+            fault.seek(start + _FAULT)
+            faulthandler.enable(fault, all_threads=False)
+            _faults.add(fault)
         self.beat()
 
     def history(self, ranks: Sequence[int], number: int, label: str) -> History:
         """Return the writer of a channel's operations."""
-        self._channels.append([number, label, _spans(ranks)])
-        self._put(_CHANNELS, _NOTES, self._channels)
-        return History(self, len(self._channels) - 1)
+        channels = [*self._channels, [number, label, _spans(ranks)]]
+        if not self._put(_CHANNELS, _NOTES, channels):
+            return History(self, _NO_CHANNEL)
+        self._channels = channels
+        return History(self, len(channels) - 1)
 
     def beat(self) -> None:
         """Note that this rank is alive."""
@@ -96,13 +114,17 @@ class FlightRecord:
         found = {
             "time": time.time(),
             "kind": kind,
-            "text": text[:_MOST_TEXT],
-            "where": _where(),
+            "text": _cut(text, _MOST_TEXT),
+            "where": _cut(_where(), _MOST_PLACE),
             "ended": self._ended_ranks(),
             "oom kills": _oom_kills(),
         }
-        self._failed |= kind == "error"
-        self._noted += self._put(self._noted, _FAULT, found)
+        # A stall is told again and again.
+        start = (kind == "stall" and self._stall) or self._noted
+        length = self._put(start, _FAULT, found)
+        if length:
+            self._memory[start + length : _FAULT] = bytes(_FAULT - start - length)
+            self._noted, self._stall = start + length, start if kind == "stall" else 0
         self.beat()
 
     def add(self, operation: Operation, channel: int) -> int:
@@ -112,7 +134,7 @@ class FlightRecord:
         details = dict(request.details)
         shape = details.get("shape") or details.get("shape beyond the first", "")
         texts = request.operation, request.name, details.get("dtype", "uint8"), shape
-        text = "\0".join(texts).encode()[: _ENTRY_BYTES - _TEXT]
+        text = "\0".join(texts).encode(errors="replace")[: _ENTRY_BYTES - _TEXT]
         submitted = self._zero + operation.submitted if operation.submitted else time.time()
         head = _ENTRY.pack(place, operation.nbytes, submitted, channel, len(text))
         entry = head + bytes(_PROGRESS.size) + text
@@ -135,17 +157,20 @@ class FlightRecord:
         self.beat()
 
     def close(self) -> None:
-        """End the record of a rank that leaves in order, and remove it unless it has an error."""
-        if self._fault is not None:
-            faulthandler.disable()
-            self._fault.close()
-        if self._local_rank == 0 and not self._failed:
+        """End the record of a rank that leaves in order.
+
+        The file is removed unless an error of a rank of this node is noted in it.
+        """
+        if self._has_fault:
+            _disable_faults()
+        if self._local_rank == 0:
             with suppress(OSError):
-                self._path.unlink()
+                if not any(block.failed for block in _blocks(self._path)):
+                    self._path.unlink()
 
     def _put(self, start: int, end: int, value: object) -> int:
         """Write JSON and a line end, if there is room; return the number of bytes."""
-        data = json.dumps(value).encode() + b"\n"
+        data = json.dumps(value, ensure_ascii=False).encode(errors="replace") + b"\n"
         if start + len(data) > end:
             return 0
         self._memory[start : start + len(data)] = data
@@ -153,14 +178,9 @@ class FlightRecord:
 
     def _ended_ranks(self) -> list[int]:
         """Return the ranks of this node whose processes have ended."""
-        found = []
-        with suppress(OSError, ValueError, KeyError), open(self._path, "rb") as file:
-            while head := file.readline(_LIFE):
-                about = json.loads(head)
-                if about["pid"] != os.getpid() and _has_ended(about["pid"]):
-                    found.append(about["rank"])
-                file.seek(-(-file.tell() // BLOCK_BYTES) * BLOCK_BYTES)
-        return found
+        with suppress(OSError):
+            return [block.rank for block in _blocks(self._path) if _has_ended(block.pid)]
+        return []
 
 
 class History:
@@ -205,12 +225,68 @@ def _start_of(place: int) -> int:
     return _RING + (place - 1) % _ENTRIES * _ENTRY_BYTES
 
 
-def _remove_before(path: Path) -> None:
-    """Remove the files of earlier jobs."""
+class _Block(NamedTuple):
+    rank: int
+    host: str
+    pid: int
+    life: float
+    failed: bool
+
+
+def _blocks(path: Path) -> list[_Block]:
+    """Return what the blocks of a file say, without earlier ones of the same rank."""
+    found = {}
+    with open(path, "rb") as file:
+        while len(data := file.read(_FAULT)) == _FAULT:
+            with suppress(ValueError, KeyError, TypeError):  # a rank may have just begun it
+                about = json.loads(data[:_LIFE].partition(b"\n")[0])
+                life, _ = _SIGN_OF_LIFE.unpack_from(data, _LIFE)
+                failed = b'"kind": "error"' in data[_NOTES:]
+                block = _Block(about["rank"], about["host"], about["pid"], life, failed)
+                found[block.rank] = block
+            file.seek(BLOCK_BYTES - _FAULT, os.SEEK_CUR)
+    return list(found.values())
+
+
+def _append_block(descriptor: int) -> int:
+    """Return where the block begins (raises OSError if there is no room for it)."""
+    # All of it, since the system ends a process that maps a file and finds the disk full.
+    written = os.write(descriptor, bytes(BLOCK_BYTES))
+    start = os.lseek(descriptor, 0, os.SEEK_CUR) - written
+    if written < BLOCK_BYTES:
+        if os.fstat(descriptor).st_size == start + written:  # no other rank has gone on there
+            os.ftruncate(descriptor, start)
+        raise OSError(errno.ENOSPC, "no space is left")
+    return start
+
+
+def _remove_before(path: Path, host: str) -> None:
+    """Remove the files of earlier jobs, but not of jobs that still run."""
     for other in path.parent.glob("flight.*.*"):
-        if other.suffixes[:1] != path.suffixes[:1]:
-            with suppress(OSError):
+        if other.suffixes[:1] == path.suffixes[:1]:
+            continue
+        with suppress(OSError):
+            blocks, silent = _blocks(other), time.time() - other.stat().st_mtime
+            own = any(block.host == host and block.pid == os.getpid() for block in blocks)
+            ended = [
+                _has_ended(block.pid)
+                if block.host == host
+                else min(silent, time.time() - block.life) > _SILENT_SECONDS
+                for block in blocks
+            ]
+            if own or (blocks and all(ended)):
                 other.unlink()
+
+
+def _disable_faults() -> None:
+    """Disable Python's fault handler if it writes to a flight record."""
+    for file in list(_faults):
+        faulthandler.disable()
+        file.close()
+
+
+# A forked child would write to the block of its parent.
+os.register_at_fork(after_in_child=_disable_faults)
 
 
 def open_flight_record(
@@ -224,6 +300,12 @@ def open_flight_record(
         if topology.local_rank == 0:
             write_message(topology.title, f"no flight record in {folder} ({reason})")
         return None
+
+
+def _cut(text: str, most: int) -> str:
+    """Return the beginning of a text in at most so many bytes, which JSON at most doubles."""
+    data = _CONTROL.sub(" ", text).encode(errors="replace")
+    return data[:most].decode(errors="ignore")
 
 
 def _spans(ranks: Sequence[int]) -> list[list[int]]:

@@ -1,13 +1,17 @@
 """A timeline: its rows, the file that grows, and the pieces of ranks."""
 
 import json
+import os
 import pickle
+import resource
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hvdtrain_report.flight import read_ranks, record_files, write_for_torch
+from hvdtrain_report.why import judge
 
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.timeline.file import (
@@ -22,7 +26,7 @@ from hvdtrain.core.timeline.file import (
     usable_path,
     write,
 )
-from hvdtrain.core.timeline.flight import FlightRecord
+from hvdtrain.core.timeline.flight import BLOCK_BYTES, FlightRecord
 from hvdtrain.core.timeline.records import (
     ChannelTimes,
     JoinTimes,
@@ -71,13 +75,14 @@ def test_operations_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> Non
     assert rows == {1: [], 2: [4e6, 5e6, 7e6], 3: [3e6, 6e6]}
 
 
+def flight_record(folder: Path, rank: int = 0, job: int = 7) -> FlightRecord:
+    topology = Topology.from_nodes(rank, [0, 0], ["host", "host"])
+    return FlightRecord(str(folder), topology, "mpi", job)
+
+
 def test_a_flight_record_begins_with_the_same_operation_on_all_ranks(tmp_path: Path) -> None:
     """If ranks are an operation apart, and whatever failed on one of them."""
-    nodes, hosts = [0, 0], ["host", "host"]
-    records = [
-        FlightRecord(str(tmp_path), Topology.from_nodes(rank, nodes, hosts), "mpi", job=7)
-        for rank in range(2)
-    ]
+    records = [flight_record(tmp_path, rank) for rank in range(2)]
     ahead, behind = (record.history(range(2), 0, "world") for record in records)
     for number in range(2500):
         for history in (ahead, behind)[: 1 + (number < 2499)]:
@@ -105,6 +110,65 @@ def test_a_flight_record_begins_with_the_same_operation_on_all_ranks(tmp_path: P
     for record in records:
         record.close()
     assert not record_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [("KeyboardInterrupt", "stall"), ("ValueError: \udc80\0" + '"\u20ac' * 2000, "error")],
+)
+def test_a_failure_after_a_stall_is_the_first_one(text: str, cause: str, tmp_path: Path) -> None:
+    """And has room after many stalls; an error of any rank keeps the file."""
+    first, second = (flight_record(tmp_path, rank) for rank in range(2))
+    for seconds in range(100):
+        first.note("stall", f"allreduce 'loss' for {seconds} s: rank 0 waits for rank 1")
+    (path,) = record_files(tmp_path)
+    assert "for 99 s" in judge(read_ranks([path]), None).what
+    second.note("error", text)
+    found = judge(read_ranks([path]), None)
+    assert (found.cause, found.ranks) == (cause, (1,))
+    second.close()
+    first.close()
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'{"time"', b'{{time"', 1) + b"{}" * 1000)  # torn
+    torn, whole = read_ranks([path])
+    assert (torn.notes, len(whole.notes)) == ([], 1)
+
+
+def test_more_channels_than_a_flight_record_has_room_for(tmp_path: Path) -> None:
+    record = flight_record(tmp_path)
+    for number in range(200):
+        history = record.history(range(2), number, "a label")
+    history.submitted(Work(Request("barrier", "it")))
+    (rank,) = read_ranks(record_files(tmp_path))
+    assert 50 < len(rank.channels) < 200
+    assert rank.entries[0].channel == 65535
+    record.close()
+
+
+def test_the_flight_record_of_a_job_that_runs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for job, pid in ((7, os.getppid()), (8, ended.pid), (9, os.getpid()), (10, os.getpid())):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        flight_record(tmp_path, job=job)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.7.0", "flight.a.0"]
+
+
+def test_no_part_of_a_flight_record_stays_on_a_full_disk(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for rank, blocks in ((0, 0), (0, 1), (1, 1)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES * 3 // 2 if blocks else 1000, -1))
+        try:
+            if rank == 0 and blocks:
+                flight_record(tmp_path)
+            else:
+                with pytest.raises(OSError, match="no space is left"):
+                    flight_record(tmp_path, rank)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert [path.stat().st_size for path in tmp_path.iterdir()] == [BLOCK_BYTES] * blocks
 
 
 def test_what_there_is_no_room_for_is_counted(tmp_path: Path) -> None:
