@@ -68,9 +68,11 @@ def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dic
     model, samples = made.model, made.train
     model.compile(optimizer, sum_over_samples(made.loss))
     steps = sampling.steps_per_epoch(len(samples), BATCH)
+    pads = not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)
     for number in range(EPOCHS * steps):
         order = sampling.epoch_permutation(len(samples), SEED, number // steps)
-        rows, counted = padded(sampling.global_batch(order, number % steps, BATCH), BATCH)
+        batch = sampling.global_batch(order, number % steps, BATCH)
+        rows, counted = padded(batch, BATCH if pads else len(batch))
         weights = (counted / counted.sum()).astype(dtype)
         sampling.seed_generators(sampling.step_seed(SEED, number, 0))
         inputs = samples.inputs[rows]
