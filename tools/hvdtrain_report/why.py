@@ -230,9 +230,9 @@ def _stall(
         ):
             continue
         where = next((n.where for n in missing.notes if n.kind == "stall" and n.where), "")
-        what = f"it did not submit the operation: {note.text}" + f"; it was in {where}" * bool(
-            where
-        )
+        what = f"it did not submit the operation: {note.text}"
+        if where:
+            what += f"; it was in {where}"
         at = missing.done.ended if missing.done else missing.last_sign
         return _about(missing, "stall", what, at, "")
     return None
