@@ -89,13 +89,16 @@ def shortened(texts: Sequence[str], separator: str, more: str, most: int = _MOST
     return separator.join([*texts[:most], *([f"and {beyond} more{more}"] if beyond > 0 else [])])
 
 
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Divide numbers into runs of consecutive ones."""
+    groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    return [[number for _, number in run] for _, run in groups]
+
+
 def format_ranks(ranks: Iterable[int], most: int = _MOST) -> str:
     """Return ranks as messages list them, e.g. "rank 3" or "ranks 0-2, 5, 6"."""
     numbers = sorted(ranks)
-    runs = [
-        [rank for _, rank in run]
-        for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    ]
+    runs = runs_of(numbers)
     names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     if len(runs) > most:
         rest = sum(map(len, runs[most:]))

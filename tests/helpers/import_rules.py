@@ -8,7 +8,7 @@ from pathlib import Path
 
 _FOUNDATIONS = {
     *("", "arrays", "buffer", "collective", "compiled", "config"),
-    *("control_groups", "devices", "errors", "files", "fork_server", "streams"),
+    *("control_groups", "devices", "errors", "flight_layout", "files", "fork_server", "streams"),
     *("milestones", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}

@@ -16,12 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.flight_layout import (
+    BLOCK_BYTES,
+    CHANNELS,
+    ENTRY,
+    ENTRY_BYTES,
+    FAULT,
+    LIFE,
+    NOTES,
+    PROGRESS,
+    RING,
+    SIGN_OF_LIFE,
+    TEXT,
+    has_ended,
+)
 from hvdtrain_report.lines import JsonObject
 
-# As hvdtrain.core.timeline.flight writes it; not imported, to read files of other versions.
-_BLOCK_BYTES = 1 << 18
-_LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
-_SIGN_OF_LIFE, _ENTRY, _ENTRY_BYTES = struct.Struct("<dq"), struct.Struct("<qqdHHHqdd"), 256
 _LEAVE = "leave the job"
 _NAME = re.compile(r"flight\.([0-9a-f]+)\.\d+")
 # A rank on another host that has not written for so long has ended if another has, or may still
@@ -97,11 +107,7 @@ class Rank:
     def runs(self) -> bool:
         if self.host != socket.gethostname():
             return time.time() - self.life < _SILENT_SECONDS
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        return stat[0] not in "ZX"
+        return not has_ended(self.pid)
 
     @property
     def may_run(self) -> bool:
@@ -126,22 +132,22 @@ def read_ranks(files: Sequence[Path]) -> list[Rank]:
             data = path.read_bytes()
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from error
-        for start in range(0, len(data), _BLOCK_BYTES):
+        for start in range(0, len(data), BLOCK_BYTES):
             # A rank may have been killed while it wrote it.
             with suppress(ValueError, KeyError, TypeError, struct.error):
-                rank = _rank(data[start : start + _BLOCK_BYTES])
+                rank = _rank(data[start : start + BLOCK_BYTES])
                 ranks[rank.rank] = rank
     return [ranks[rank] for rank in sorted(ranks)]
 
 
 def _rank(block: bytes) -> Rank:
-    (about,), channels = _objects(block[:_LIFE]), _objects(block[_CHANNELS:_NOTES])
+    (about,), channels = _objects(block[:LIFE]), _objects(block[CHANNELS:NOTES])
     notes = []
-    for n in _objects(block[_NOTES:_FAULT]):
+    for n in _objects(block[NOTES:FAULT]):
         with suppress(KeyError, TypeError):
             ended = tuple(n["ended"])
             notes.append(Note(n["time"], n["kind"], n["text"], n["where"], ended, n["oom kills"]))
-    life, steps = _SIGN_OF_LIFE.unpack_from(block, _LIFE)
+    life, steps = SIGN_OF_LIFE.unpack_from(block, LIFE)
     return Rank(
         about["rank"],
         about["host"],
@@ -152,7 +158,7 @@ def _rank(block: bytes) -> Rank:
         steps,
         [(n, label, _unspanned(spans)) for each in channels[:1] for n, label, spans in each],
         notes,
-        block[_FAULT:_RING].rstrip(b"\0").decode(errors="replace"),
+        block[FAULT:RING].rstrip(b"\0").decode(errors="replace"),
         [entry for _, entry in sorted(_entries(block), key=lambda pair: pair[0])],
     )
 
@@ -171,11 +177,10 @@ def _unspanned(spans: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _entries(block: bytes) -> Iterator[tuple[int, Entry]]:
-    for start in range(_RING, len(block) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
-        place, nbytes, submitted, channel, length, failed, *progress = _ENTRY.unpack_from(
-            block, start
-        )
-        text = block[start + _ENTRY.size : start + min(_ENTRY.size + length, _ENTRY_BYTES)]
+    for start in range(RING, len(block) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        place, nbytes, submitted, channel, length = ENTRY.unpack_from(block, start)
+        failed, *progress = PROGRESS.unpack_from(block, start + ENTRY.size)
+        text = block[start + TEXT : start + min(TEXT + length, ENTRY_BYTES)]
         texts = text.decode(errors="replace").split("\0")
         if place > 0:
             texts += [""] * (4 - len(texts))

@@ -14,7 +14,6 @@ import json
 import mmap
 import os
 import re
-import struct
 import sys
 import threading
 import time
@@ -28,18 +27,23 @@ from weakref import WeakSet
 
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.exits import is_script, write_message
-from hvdtrain.topology import Topology
+from hvdtrain.flight_layout import (
+    BLOCK_BYTES,
+    CHANNELS,
+    ENTRY,
+    ENTRY_BYTES,
+    FAULT,
+    LIFE,
+    NOTES,
+    PROGRESS,
+    RING,
+    SIGN_OF_LIFE,
+    TEXT,
+    has_ended,
+)
+from hvdtrain.topology import Topology, runs_of
 
-BLOCK_BYTES = 1 << 18
-_LIFE, _CHANNELS, _NOTES, _FAULT, _RING = 2048, 4096, 8192, 16384, 24576
-# Seconds since the epoch, and the optimizer steps of this job.
-_SIGN_OF_LIFE = struct.Struct("<dq")
-# An operation: place in the ring from 1 on, bytes, time of submission, channel, length of the text.
-# Then whether it failed, number among the operations of the channel that ran, begin and end, or 0.
-_ENTRY, _PROGRESS = struct.Struct("<qqdHH"), struct.Struct("<Hqdd")
-_TEXT = _ENTRY.size + _PROGRESS.size
-_ENTRY_BYTES = 256
-_ENTRIES = (BLOCK_BYTES - _RING) // _ENTRY_BYTES
+_ENTRIES = (BLOCK_BYTES - RING) // ENTRY_BYTES
 # Bytes. A note fits even if JSON doubles them.
 _MOST_TEXT, _MOST_PLACE = 1500, 500
 _CONTROL = re.compile("[\0-\x1f]+")
@@ -84,30 +88,30 @@ class FlightRecord:
             "engine": engine,
             "oom kills": _oom_kills(),
         }
-        self._put(0, _LIFE, about)
+        self._put(0, LIFE, about)
         self._zero = time.time() - time.perf_counter()
         self._places, self._last, self._steps = count(1), 0, 0
         self._channels: list[list[object]] = []
-        self._noted, self._stall = _NOTES, 0  # the latter is where the last note is, if a stall
+        self._noted, self._stall = NOTES, 0  # the latter is where the last note is, if a stall
         self._has_fault = not faulthandler.is_enabled()
         if self._has_fault:
             fault = FileIO(self._path, "r+")
-            fault.seek(start + _FAULT)
+            fault.seek(start + FAULT)
             faulthandler.enable(fault, all_threads=False)
             _faults.add(fault)
         self.beat()
 
     def history(self, ranks: Sequence[int], number: int, label: str) -> History:
         """Return the writer of a channel's operations."""
-        channels = [*self._channels, [number, label, _spans(ranks)]]
-        if not self._put(_CHANNELS, _NOTES, channels):
+        channels = [*self._channels, [number, label, [[run[0], run[-1]] for run in runs_of(ranks)]]]
+        if not self._put(CHANNELS, NOTES, channels):
             return History(self, _NO_CHANNEL)
         self._channels = channels
         return History(self, len(channels) - 1)
 
     def beat(self) -> None:
         """Note that this rank is alive."""
-        _SIGN_OF_LIFE.pack_into(self._memory, _LIFE, time.time(), self._steps)
+        SIGN_OF_LIFE.pack_into(self._memory, LIFE, time.time(), self._steps)
 
     def note(self, kind: str, text: str) -> None:
         """Note what happens to this rank, and which ranks of the node have ended before."""
@@ -121,9 +125,9 @@ class FlightRecord:
         }
         # A stall is told again and again.
         start = (kind == "stall" and self._stall) or self._noted
-        length = self._put(start, _FAULT, found)
+        length = self._put(start, FAULT, found)
         if length:
-            self._memory[start + length : _FAULT] = bytes(_FAULT - start - length)
+            self._memory[start + length : FAULT] = bytes(FAULT - start - length)
             self._noted, self._stall = start + length, start if kind == "stall" else 0
         self.beat()
 
@@ -134,10 +138,10 @@ class FlightRecord:
         details = dict(request.details)
         shape = details.get("shape") or details.get("shape beyond the first", "")
         texts = request.operation, request.name, details.get("dtype", "uint8"), shape
-        text = "\0".join(texts).encode(errors="replace")[: _ENTRY_BYTES - _TEXT]
+        text = "\0".join(texts).encode(errors="replace")[: ENTRY_BYTES - TEXT]
         submitted = self._zero + operation.submitted if operation.submitted else time.time()
-        head = _ENTRY.pack(place, operation.nbytes, submitted, channel, len(text))
-        entry = head + bytes(_PROGRESS.size) + text
+        head = ENTRY.pack(place, operation.nbytes, submitted, channel, len(text))
+        entry = head + bytes(PROGRESS.size) + text
         start = _start_of(place)
         self._memory[start : start + len(entry)] = entry
         return place
@@ -146,7 +150,7 @@ class FlightRecord:
         """Write how far an operation is, by this process's clock."""
         zero = self._zero
         times = began and zero + began, ended and zero + ended
-        _PROGRESS.pack_into(self._memory, _start_of(place) + _ENTRY.size, failed, number, *times)
+        PROGRESS.pack_into(self._memory, _start_of(place) + ENTRY.size, failed, number, *times)
 
     def has_lost(self, place: int) -> bool:
         """Return whether a later operation has been written to a place, which may be 0."""
@@ -179,7 +183,7 @@ class FlightRecord:
     def _ended_ranks(self) -> list[int]:
         """Return the ranks of this node whose processes have ended."""
         with suppress(OSError):
-            return [block.rank for block in _blocks(self._path) if _has_ended(block.pid)]
+            return [block.rank for block in _blocks(self._path) if has_ended(block.pid)]
         return []
 
 
@@ -222,7 +226,7 @@ class History:
 
 
 def _start_of(place: int) -> int:
-    return _RING + (place - 1) % _ENTRIES * _ENTRY_BYTES
+    return RING + (place - 1) % _ENTRIES * ENTRY_BYTES
 
 
 class _Block(NamedTuple):
@@ -237,14 +241,14 @@ def _blocks(path: Path) -> list[_Block]:
     """Return what the blocks of a file say, without earlier ones of the same rank."""
     found = {}
     with open(path, "rb") as file:
-        while len(data := file.read(_FAULT)) == _FAULT:
+        while len(data := file.read(FAULT)) == FAULT:
             with suppress(ValueError, KeyError, TypeError):  # a rank may have just begun it
-                about = json.loads(data[:_LIFE].partition(b"\n")[0])
-                life, _ = _SIGN_OF_LIFE.unpack_from(data, _LIFE)
-                failed = b'"kind": "error"' in data[_NOTES:]
+                about = json.loads(data[:LIFE].partition(b"\n")[0])
+                life, _ = SIGN_OF_LIFE.unpack_from(data, LIFE)
+                failed = b'"kind": "error"' in data[NOTES:]
                 block = _Block(about["rank"], about["host"], about["pid"], life, failed)
                 found[block.rank] = block
-            file.seek(BLOCK_BYTES - _FAULT, os.SEEK_CUR)
+            file.seek(BLOCK_BYTES - FAULT, os.SEEK_CUR)
     return list(found.values())
 
 
@@ -269,7 +273,7 @@ def _remove_before(path: Path, host: str) -> None:
             blocks, silent = _blocks(other), time.time() - other.stat().st_mtime
             own = any(block.host == host and block.pid == os.getpid() for block in blocks)
             ended = [
-                _has_ended(block.pid)
+                has_ended(block.pid)
                 if block.host == host
                 else min(silent, time.time() - block.life) > _SILENT_SECONDS
                 for block in blocks
@@ -306,25 +310,6 @@ def _cut(text: str, most: int) -> str:
     """Return the beginning of a text in at most so many bytes, which JSON at most doubles."""
     data = _CONTROL.sub(" ", text).encode(errors="replace")
     return data[:most].decode(errors="ignore")
-
-
-def _spans(ranks: Sequence[int]) -> list[list[int]]:
-    """Return the first and last of each run of consecutive numbers."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return found
-
-
-def _has_ended(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"
 
 
 def _oom_kills() -> int:

@@ -26,7 +26,7 @@ from hvdtrain.core.timeline.file import (
     usable_path,
     write,
 )
-from hvdtrain.core.timeline.flight import BLOCK_BYTES, FlightRecord
+from hvdtrain.core.timeline.flight import FlightRecord
 from hvdtrain.core.timeline.records import (
     ChannelTimes,
     JoinTimes,
@@ -38,6 +38,7 @@ from hvdtrain.core.timeline.records import (
 )
 from hvdtrain.core.timeline.start_stop import Recording, begin
 from hvdtrain.engines.local import LocalCommunicator
+from hvdtrain.flight_layout import BLOCK_BYTES
 from hvdtrain.topology import Topology
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
