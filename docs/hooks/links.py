@@ -23,7 +23,8 @@ _ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _PICTURES = {".gif", ".jpg", ".png", ".svg"}
 _LANGUAGES = {".py": "python", ".sh": "sh", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 _FENCES = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+# `](name#anchor)`, and `src="name"` of a picture in HTML.
+_LINK = re.compile(r"(\]\(|\bsrc(?:set)?=\")([^)\"\s#]+)(#[^)\"\s]*)?([)\"])")
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -31,7 +31,7 @@ def see_an_actor_that_is_killed(folder: Path) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
 
-    text = "hvdtrain.ray.run(): rank 0, 1 of 2 ended without a result (rank 1: The actor died"
+    text = "hvdtrain.ray.run(): ranks 0, 1 of 2 ended without a result (rank 1: The actor died"
     expect(lambda: hvdtrain.ray.run(losing, num_workers=RANKS), text)
 
 

@@ -39,7 +39,7 @@ def see_an_executor_that_is_lost(folder: Path) -> None:
             os.kill(executor_of(os.getpid()), 9)
         time.sleep(600)
 
-    text = "hvdtrain.spark.run(): rank 0, 1 of 2 ended without a result ("
+    text = "hvdtrain.spark.run(): ranks 0, 1 of 2 ended without a result ("
     expect(lambda: hvdtrain.spark.run(losing, num_proc=RANKS), text)
     assert [(folder / f"starts{rank}").read_text() for rank in range(RANKS)] == ["x", "x"]
 
