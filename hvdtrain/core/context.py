@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
@@ -299,7 +299,8 @@ def alone_if_newcomer() -> Iterator[None]:
         yield
         return
     world = open_engine("local", here.config, os.environ)
-    _context = open_context(here.config, world, here.ordered, here.failed)
+    config = replace(here.config, flight_record="")  # it has one, in the world of all
+    _context = open_context(config, world, here.ordered, here.failed)
     PLANS.clear()
     try:
         yield

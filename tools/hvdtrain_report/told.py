@@ -26,7 +26,7 @@ _SCHEDULER = (
         r"DUE TO TIME LIMIT|walltime \S+ exceeded|TERM_RUNLIMIT|CPU time limit exceeded",
     ),
     ("out of memory", r"oom[-_ ]kill|OUT_OF_MEMORY|Out [Oo]f [Mm]emory: Killed|TERM_MEMLIMIT"),
-    ("node lost", r"DUE TO NODE FAILURE|NODE_FAIL|lost (?:communication|connection) (?:to|with)"),
+    ("node lost", r"DUE TO NODE FAILURE|NODE_FAIL|has lost communication with a remote daemon"),
     ("cancelled", r"CANCELLED AT|TERM_OWNER|job killed by user"),
 )
 _SIGNALS = {
@@ -42,7 +42,7 @@ _LAUNCHER = (
     r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+"
     r"signal (?P<signal>\d+)",
     r"Process name: \S*,(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",
-    r"(?:srun|slurmstepd): error: (?P<host>[\w.-]+): task (?P<rank>\d+): "
+    r"(?:srun|slurmstepd): error: (?P<host>[\w.-]+): tasks? (?:(?P<rank>\d+)|[\d,-]+): "
     rf"(?:Exited with exit code (?P<code>\d+)|(?P<word>{'|'.join(_SIGNALS)}))",
     r"hvdtrain: rank (?P<rank>\d+) ended the job with exit code (?P<code>\d+)",
     # Of MPICH, which may name a process that it has ended itself.

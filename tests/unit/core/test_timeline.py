@@ -13,6 +13,7 @@ import pytest
 from hvdtrain_report.flight import read_ranks, record_files, write_for_torch
 from hvdtrain_report.why import judge
 
+from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.timeline.file import (
     GrowingFile,
@@ -155,6 +156,20 @@ def test_the_flight_record_of_a_job_that_runs_stays(
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
         flight_record(tmp_path, job=job)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.7.0", "flight.a.0"]
+
+
+def test_a_rank_that_joins_leaves_the_flight_record_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it prepares what the others have, in a world of its own."""
+    monkeypatch.setenv("HVDTRAIN_FLIGHT_RECORD", str(tmp_path))
+    context.init("local")
+    (path,) = record_files(tmp_path)
+    context.current().newcomer = True
+    with context.alone_if_newcomer():
+        assert not context.current().newcomer
+    assert list(tmp_path.iterdir()) == [path]
+    context.shutdown()
 
 
 def test_no_part_of_a_flight_record_stays_on_a_full_disk(tmp_path: Path) -> None:
