@@ -21,7 +21,6 @@ from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
     install_plain_excepthook,
-    own_frame,
     write_message,
 )
 from hvdtrain.core.membership import Context, open_context, start_watches
@@ -34,7 +33,6 @@ from hvdtrain.errors import (
     HvdtrainError,
     LauncherMismatchError,
     NotInitializedError,
-    PeerFailureError,
     UnsupportedError,
     UsageError,
 )
@@ -345,10 +343,8 @@ def _save_records() -> None:
 
 def note_error(error: BaseException) -> None:
     """Note an error of this rank in the flight record (local)."""
-    if isinstance(error, HostsUpdatedInterrupt):
-        return
-    with suppress(Exception):  # its own text may fail
-        _note("follows" if isinstance(error, PeerFailureError) else "error", own_frame(error))
+    if _guard is not None and not isinstance(error, HostsUpdatedInterrupt):
+        _guard.note_error(error)
 
 
 def _note(kind: str, text: str) -> None:
