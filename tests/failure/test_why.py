@@ -122,6 +122,13 @@ def test_a_rank_that_mpich_names_by_its_process(
         ("srun: error: n1: task 2: Killed", "rank 2 on n1", "killed"),
         ("srun: error: n1: tasks 0-2,7: Killed", "the job", "killed"),
         ("lost connection to the tracker\nsrun: error: n1: task 2: Killed", "rank 2", "killed"),
+        ("[Mon Nov 2 1:00][1,1]<stderr>: [rank 1/2] KeyError: 'it'", "rank 1", "error"),
+        ("[1] ImportError: it", "the job", "import"),
+        (
+            " 1: ImportError: it\nsrun: error: n1: task 1: Exited with exit code 1",
+            "rank 1",
+            "import",
+        ),
         ("PRTE has lost communication with a remote daemon.", "the job", "node lost"),
     ],
 )

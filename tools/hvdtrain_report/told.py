@@ -49,6 +49,8 @@ _LAUNCHER = (
     r"PID \d+ RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<code>\d+)"
     r"(?:(?=(?s:.*)EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\))|)",
 )
+# What Open MPI, MPICH and srun put before lines if they are asked to.
+_PREFIX = re.compile(r"^(?:(?:\[[^]\n]*\])+<std\w+>: ?|\[\d+\] | *\d+: )", re.MULTILINE)
 _ERROR = re.compile(
     r"^(?:\[rank (?P<rank>\d+)/\d+\] )?"
     r"(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
@@ -59,7 +61,7 @@ _FOLLOWS = re.compile(r"(?:PeerFailure|ConnectionLost|RanksLost)Error")
 
 def read_told(text: str) -> list[Told]:
     """Return what a job's output says of its end, the most telling first."""
-    found = []
+    found, text = [], _PREFIX.sub("", text)
     for cause, pattern in _SCHEDULER:
         if hit := re.search(rf"^.*(?:{pattern}).*$", text, re.MULTILINE):
             killed = re.search(r"Killed process (\d+)", hit[0])
