@@ -166,7 +166,7 @@ rank.main(sys.argv[1], rank.KILLED)
 
 
 def test_no_rank_is_killed_before_all_have_noted(tmp_path: Path) -> None:
-    assert launch(["-c", LATE, tmp_path], 3).end().returncode != 0
+    assert launch(["-c", LATE, str(tmp_path)], 3).end().returncode != 0
     assert len(list(tmp_path.glob("*.json"))) == 3
 
 
