@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
@@ -21,7 +21,6 @@ from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
     install_plain_excepthook,
-    own_frame,
     write_message,
 )
 from hvdtrain.core.membership import Context, open_context, start_watches
@@ -34,7 +33,6 @@ from hvdtrain.errors import (
     HvdtrainError,
     LauncherMismatchError,
     NotInitializedError,
-    PeerFailureError,
     UnsupportedError,
     UsageError,
 )
@@ -299,7 +297,8 @@ def alone_if_newcomer() -> Iterator[None]:
         yield
         return
     world = open_engine("local", here.config, os.environ)
-    _context = open_context(here.config, world, here.ordered, here.failed)
+    config = replace(here.config, flight_record="")  # it has one, in the world of all
+    _context = open_context(config, world, here.ordered, here.failed)
     PLANS.clear()
     try:
         yield
@@ -344,10 +343,8 @@ def _save_records() -> None:
 
 def note_error(error: BaseException) -> None:
     """Note an error of this rank in the flight record (local)."""
-    if isinstance(error, HostsUpdatedInterrupt):
-        return
-    with suppress(Exception):  # its own text may fail
-        _note("follows" if isinstance(error, PeerFailureError) else "error", own_frame(error))
+    if _guard is not None and not isinstance(error, HostsUpdatedInterrupt):
+        _guard.note_error(error)
 
 
 def _note(kind: str, text: str) -> None:

@@ -104,7 +104,7 @@ def _figures(
         # The last rank does not wait for others when it comes; all others are there by then.
         due = sorted(one["waits since"] for one in notes)[-1] + _STALL_SECONDS
         found["reported after"] = reported - due
-    if "killed at" in notes[0]:
+    if "killed at" in notes[-1]:
         found["ended after"] = ended - notes[-1]["killed at"]
     return found
 

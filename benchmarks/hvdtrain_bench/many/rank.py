@@ -42,9 +42,11 @@ def main(folder: str, end: str) -> None:
     _stage(notes, "process set", lambda: add_process_set(range(0, here.size, 2)))
     notes |= {"node": here.node, **_held()}
     if end != STALLS:
-        notes["killed at"] = time.time()
         file.write_text(json.dumps(notes), encoding="ascii")
+        _sum()  # the launcher ends all once one is killed
         if last:
+            notes["killed at"] = time.time()
+            file.write_text(json.dumps(notes), encoding="ascii")
             os.kill(os.getpid(), signal.SIGKILL)
     notes["waits since"] = 0.0 if last else time.time()
     while last and not Path(folder, REPORTED).exists():
