@@ -163,6 +163,7 @@ def test_site(
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "operstate").write_text(state)
     given = {name: value.format(tmp_path) for name, value in environ.items()}
-    found = list(site_advice(given, tmp_path, 8, LIMITS | limits))
+    ranks = given.pop("SLURM_NTASKS_PER_NODE", "")
+    found = list(site_advice(given, tmp_path, 8, LIMITS | limits, ranks))
     assert len(found) == bool(advice)
     assert advice in "".join(found)
