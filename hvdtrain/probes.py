@@ -77,6 +77,14 @@ def torch_steps() -> None:
     _answer(objection=objection)
 
 
+def nccl() -> None:
+    """All-reduce on one GPU, for what NCCL says of itself with NCCL_DEBUG=INFO."""
+    import torch
+
+    torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")])
+    _answer()
+
+
 def mpi_start() -> None:
     """Initialize MPI on one rank: its threads and GPU memory, and what mpi4py is built for."""
     import ctypes
@@ -163,13 +171,11 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
     initialize(MPI, os.environ)
     world = MPI.COMM_WORLD
     own, size = world.Get_rank(), world.Get_size()
-    latency, ahead = [], [(own, 0.0)]
+    met = []
     for turn in range(1, 1 << (size - 1).bit_length()):
         if (peer := own ^ turn) < size:
             state["waits_for"] = peer
-            taken, theirs = _exchange(world, peer)
-            latency.append((peer, taken))
-            ahead.append((peer, theirs))
+            met.append((peer, *_exchange(world, peer)))
     state["waits_for"] = -1
     nodes = memory.detect_nodes(world.allgather)
     machines = world.allgather(memory.machine_identity())
@@ -179,8 +185,7 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
         size=size,
         level=_thread_level(MPI),
         apart=apart if own == 0 else "",
-        latency_us=[pair for pair in latency if pair[0] > own],
-        ahead_seconds=ahead if own == 0 else [],
+        met=met,
         tcp=_reach_next(world, interfaces),
     )
     MPI.Finalize()

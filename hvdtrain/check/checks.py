@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -370,6 +371,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "horovod": ("horovod",),
 }
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
+_CLASSES = Path("/sys/class")
 _AMD = "/dev/kfd"  # of its driver
 _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
@@ -416,7 +418,23 @@ def _check_gpus(frameworks: Section) -> Section:
         return Section("GPUs", facts, ["none"])
     lines = [f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB" for gpu in gpus]
     lines += [f"{name} sees {count or 'none'}" for name, count in seen.items()]
+    if seen.get("torch"):
+        with suppress(ProbeError):
+            words = (sys.executable, "-m", "hvdtrain.probes", "nccl")
+            said = finish(words, _TIMEOUT_SECONDS, {"NCCL_DEBUG": "INFO"}).stdout
+            lines.append(
+                nccl_network(said, _has(_CLASSES / "cxi") or _has(_CLASSES / "infiniband"))
+            )
     return Section("GPUs", facts, lines)
+
+
+def nccl_network(said: str, fast: bool) -> str:
+    """Return which network NCCL says that it uses, and what to do if there is a faster (pure)."""
+    used = (re.findall(r"Using network (.+)", said) or ["unknown"])[-1]
+    missing = (
+        ", but there is a fast network: load the site's plugin, or unset NCCL_NET and NCCL_IB_"
+    )
+    return f"NCCL's network: {used}" + f"{missing}DISABLE" * (fast and used.startswith("Socket"))
 
 
 @cache
@@ -457,8 +475,8 @@ def _check_site() -> Section:
 
 
 def _advice(ranks: str) -> list[str]:
-    classes, cores = Path("/sys/class"), find_cores().usable
-    return list(site_advice(os.environ, classes, cores, _limits(), ranks))
+    cores = find_cores().usable
+    return list(site_advice(os.environ, _CLASSES, cores, _limits(), ranks))
 
 
 def node_advice(ranks: str) -> list[str]:

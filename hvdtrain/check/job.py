@@ -127,9 +127,9 @@ def _latencies(ranks: Ranks) -> dict[tuple[str, str], float]:
     """Return the microseconds of a message between the hosts of a pair."""
     return {
         (facts["host"], ranks[peer]["host"]): taken
-        for facts in ranks.values()
-        for peer, taken in facts.get("latency_us", ())
-        if peer in ranks and ranks[peer]["host"] != facts["host"]
+        for rank, facts in ranks.items()
+        for peer, taken, _ in facts.get("met", ())
+        if rank < peer in ranks and ranks[peer]["host"] != facts["host"]
     }
 
 
@@ -140,10 +140,9 @@ def _links(ranks: Ranks) -> Iterator[Finding]:
     if slow:
         remedy = "leave out the node that is in all"
         yield False, f"slow: {_some(slow)}, others {usual:.0f} us: {remedy}", []
-    clocks = {
-        ranks[r]["host"]: s for r, s in ranks.get(0, {}).get("ahead_seconds", ()) if r in ranks
-    }
-    usual = median_low(clocks.values()) if clocks else 0.0
+    clocks = {ranks[r]["host"]: s for r, _, s in ranks.get(0, {}).get("met", ()) if r in ranks}
+    usual = median_low([0.0, *clocks.values()])
+    clocks |= {ranks[0]["host"]: 0.0} if clocks else {}
     off = [
         f"{host} {s - usual:+.1f} s"
         for host, s in clocks.items()

@@ -42,12 +42,12 @@ def command(
     wrong and how to fix it.
     """
     refuse_on_ranks("'check'")
-    sections = all_sections(tuple(ENGINES))
+    sections: Iterator[Section] = all_sections(tuple(ENGINES))
     if job:
         request = LaunchRequest((), hosts=parse_hosts(hosts), hostfile=hostfile, per_node=per_node)
         both = "-hostfile and -H both name hosts: leave out one of them"
         require_sense(request, "'check'", "", both)
-        sections = (check_job(request, timeout) for _ in range(1))
+        sections = map(check_job, [request], [timeout])
     elif hosts or hostfile or per_node:
         raise UsageError("-H, -hostfile and --per-node go with --job only: give it, too")
     try:

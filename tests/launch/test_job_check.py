@@ -66,9 +66,8 @@ def test_what_nodes_say(tmp_path: Path) -> None:
     ranks = report["nodes"]["ranks"]
     assert [facts["host"] for facts in ranks.values()] == ["node0"] * 2 + ["node1"] * 2
     assert {facts["size"] for facts in ranks.values()} == {4}
-    assert sorted(peer for peer, _ in ranks["0"]["latency_us"]) == [1, 2, 3]
-    ahead = dict(ranks["0"]["ahead_seconds"])
-    assert [round(ahead[rank], -2) for rank in range(4)] == [0, 0, 5000, 5000]
+    ahead = sorted((peer, round(seconds, -2)) for peer, _, seconds in ranks["0"]["met"])
+    assert ahead == [(1, 0), (2, 5000), (3, 5000)]
     assert report["problems"] == []
     remarks = "\n".join(report["nodes"]["remarks"])
     assert "clocks: node1 +5000." in remarks

@@ -16,16 +16,17 @@ FACTS: Mapping[str, Any] = {
     "versions": {"hvdtrain": "1.0", "torch": "2.0"},
     "machine": {"CPU": "fast", "cores": 8, "memory": "64 GiB"},
     "bound_to": list(range(8)), "threads": 4, "near_gpus": [], "advice": [],
-    "size": NODES, "level": "multiple", "apart": "", "tcp": {"hsn0": ""}, "ahead_seconds": [],
+    "size": NODES, "level": "multiple", "apart": "", "tcp": {"hsn0": ""},
 }  # fmt: skip
 OLD = {"versions": {"hvdtrain": "0.9", "torch": "2.0"}}
 SLOW_CPU = {"machine": {"CPU": "slow", "cores": 8, "memory": "64 GiB"}}
 SMALL = {"machine": {"CPU": "fast", "cores": 8, "memory": "32 GiB"}}
 FAR = {"near_gpus": [[8, 9]], "bound_to": [0, 1]}
-TO_3 = {"latency_us": [(3, 900.0), *((peer, 2.0) for peer in (1, 2, 4, 5))]}
-FROM_3 = {"latency_us": [(4, 800.0), (5, 2.0)]}
-AHEAD = {"ahead_seconds": [(0, 0.0), (1, 0.1), (2, 0.0), (3, 0.2), (4, -70.0), (5, 0.0)]}
-OWN_AHEAD = {"ahead_seconds": [(rank, -9.0 if rank else 0.0) for rank in range(NODES)]}
+# A rank that was met, the microseconds of a message, and the seconds by which its clock is ahead.
+TO_3 = {"met": [(3, 900.0, 0.0), *((peer, 2.0, 0.0) for peer in (1, 2, 4, 5))]}
+FROM_3 = {"met": [(0, 900.0, 0.0), (4, 800.0, 0.0), (5, 2.0, 0.0)]}
+AHEAD = {"met": [(1, 2.0, 0.1), (2, 2.0, 0.0), (3, 2.0, 0.2), (4, 2.0, -70.0), (5, 2.0, 0.0)]}
+OWN_AHEAD = {"met": [(rank, 2.0, -9.0) for rank in range(1, NODES)]}
 BLOCKED = {"tcp": {"hsn0": "timed out"}}
 HALF = {"tcp": {"hsn0": "", "eth0": "timed out"}}
 
@@ -83,11 +84,10 @@ def test_what_is_wrong_with_a_job(
 def test_text_about_many_hosts_is_short() -> None:
     hosts = [f"node{number}" for number in range(0, 2000, 2)]
     given = {"rank": 0, **FACTS, "size": len(hosts)}
-    ranks = {rank: {**given, "host": host, "latency_us": []} for rank, host in enumerate(hosts)}
+    ranks = {rank: {**given, "host": host} for rank, host in enumerate(hosts)}
     for rank in range(0, 1000, 2):
         ranks[rank] |= {**OLD, **BLOCKED, "advice": ["x", f"y {rank}"], "level": "single"}
-    ranks[0]["ahead_seconds"] = [(rank, 5.0 * rank) for rank in range(1000)]
-    ranks[0]["latency_us"] = [(rank, 2.0 + 100 * (rank > 500)) for rank in range(1, 1000)]
+    ranks[0]["met"] = [(rank, 2.0 + 100 * (rank > 500), 5.0 * rank) for rank in range(1, 1000)]
     problems, remarks = judge_job(ranks, hosts, 1, "")
     assert (len(problems), len(remarks)) == (2, 9)
     assert max(map(len, problems + remarks)) < 500
