@@ -431,10 +431,8 @@ def _check_gpus(frameworks: Section) -> Section:
 def nccl_network(said: str, fast: bool) -> str:
     """Return which network NCCL says that it uses, and what to do if there is a faster (pure)."""
     used = (re.findall(r"Using network (.+)", said) or ["unknown"])[-1]
-    missing = (
-        ", but there is a fast network: load the site's plugin, or unset NCCL_NET and NCCL_IB_"
-    )
-    return f"NCCL's network: {used}" + f"{missing}DISABLE" * (fast and used.startswith("Socket"))
+    remedy = ", but there is a fast network: load the site's plugin, and unset NCCL_NET"
+    return f"NCCL's network: {used}{remedy * (fast and used.startswith('Socket'))}"
 
 
 @cache
