@@ -171,23 +171,27 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
     initialize(MPI, os.environ)
     world = MPI.COMM_WORLD
     own, size = world.Get_rank(), world.Get_size()
-    met = []
+    met: list[tuple[int, float, float]] = []
     for turn in range(1, 1 << (size - 1).bit_length()):
         if (peer := own ^ turn) < size:
             state["waits_for"] = peer
-            met.append((peer, *_exchange(world, peer)))
+            exchanged = _exchange(world, peer)
+            met += [(peer, *exchanged)] * (own < peer)
     state["waits_for"] = -1
     nodes = memory.detect_nodes(world.allgather)
     machines = world.allgather(memory.machine_identity())
     apart = nodes if isinstance(nodes, str) else memory.unreadable_peers(nodes, machines)
-    _answer(
-        rank=own,
-        size=size,
-        level=_thread_level(MPI),
-        apart=apart if own == 0 else "",
-        met=met,
-        tcp=_reach_next(world, interfaces),
-    )
+    answer = {
+        "rank": own,
+        "size": size,
+        "level": _thread_level(MPI),
+        "apart": apart if own == 0 else "",
+        "met": met,
+        "tcp": _reach_next(world, interfaces),
+    }
+    # Launchers may mix long lines of ranks that print at once.
+    for each in world.gather(answer) or ():
+        _answer(**each)
     MPI.Finalize()
 
 

@@ -127,9 +127,9 @@ def _latencies(ranks: Ranks) -> dict[tuple[str, str], float]:
     """Return the microseconds of a message between the hosts of a pair."""
     return {
         (facts["host"], ranks[peer]["host"]): taken
-        for rank, facts in ranks.items()
+        for facts in ranks.values()
         for peer, taken, _ in facts.get("met", ())
-        if rank < peer in ranks and ranks[peer]["host"] != facts["host"]
+        if peer in ranks and ranks[peer]["host"] != facts["host"]
     }
 
 
@@ -169,16 +169,21 @@ def _own_faults(ranks: Ranks) -> Iterator[Finding]:
 def _places(ranks: Ranks) -> Iterator[Finding]:
     hosts: dict[str, list[RankCores]] = defaultdict(list)
     for rank, facts in ranks.items():
-        host, cores, gpus = facts["host"], frozenset(facts["bound_to"]), facts["near_gpus"]
+        host, cores, gpus = facts["host"], _cores(facts["bound_to"]), facts["near_gpus"]
         local = len(hosts[host])
         hosts[host].append(RankCores(rank, cores, facts["threads"]))
-        if local < len(gpus) and cores.isdisjoint(gpus[local]):
-            near = f"{gpus[local][0]} to {gpus[local][-1]}"
-            text = f"local rank {local} is bound to none of the cores near its GPU, {near}: "
+        if local < len(gpus) and cores.isdisjoint(_cores(gpus[local])):
+            text = f"local rank {local} is bound to none of the cores near its GPU, {gpus[local]}: "
             yield False, f"{text}bind it to them, or to none", [host]
     for host, those in hosts.items():
         there = ranks[those[0].rank]["machine"]["cores"]
         yield from ((False, text, []) for text in binding_warnings(host, those, there))
+
+
+def _cores(text: str) -> frozenset[int]:
+    """Return the numbers in a list of Linux, as in 0-3,8."""
+    parts = [part.split("-") for part in text.split(",") if part]
+    return frozenset(n for part in parts for n in range(int(part[0]), int(part[-1]) + 1))
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ def main(seconds: str, ranks_per_node: str) -> None:
     """Print the facts of this rank as JSON, before MPI, which may hang."""
     promised = promised_world(os.environ)
     rank = promised.rank if promised else 0
+    status = Path("/proc/self/status").read_text(encoding="ascii")
     processors, packages = read_file(Path("/proc/cpuinfo")) or "", check_packages().facts
     facts = {
         "rank": rank,
@@ -32,7 +33,7 @@ def main(seconds: str, ranks_per_node: str) -> None:
             "cores": os.cpu_count(),
             "memory": f"{find_memory().machine_bytes / 2**30:.0f} GiB",
         },
-        "bound_to": sorted(os.sched_getaffinity(0)),
+        "bound_to": re.findall(r"Cpus_allowed_list:\s*(.*)", status)[0],
         "threads": count_threads(os.environ, {}),
         "near_gpus": [] if os.environ.keys() & set(MASKS) else cores_near_gpus(_DRIVERS),
         "advice": node_advice(ranks_per_node),
@@ -43,13 +44,10 @@ def main(seconds: str, ranks_per_node: str) -> None:
     os.execv(sys.executable, [sys.executable, *words])
 
 
-def cores_near_gpus(drivers: Path) -> list[list[int]]:
+def cores_near_gpus(drivers: Path) -> list[str]:
     """Return the cores near each GPU, in the order of GPUs; `drivers` is a folder of Linux."""
-    found = []
-    for file in sorted(drivers.glob("[na][vm][id]*/*:*/local_cpulist")):  # nvidia and amdgpu
-        parts = [part.split("-") for part in (read_file(file) or "").split(",")]
-        found.append([n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)])
-    return found
+    files = sorted(drivers.glob("[na][vm][id]*/*:*/local_cpulist"))  # nvidia and amdgpu
+    return [read_file(file) or "" for file in files]
 
 
 if __name__ == "__main__":
