@@ -9,14 +9,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.topology import interface_address
 
 _COUNT = 1000
+_MESSAGES = 20
 
 
 def engine(name: str) -> None:
@@ -71,6 +77,14 @@ def torch_steps() -> None:
     _answer(objection=objection)
 
 
+def nccl() -> None:
+    """All-reduce on one GPU, for what NCCL says of itself with NCCL_DEBUG=INFO."""
+    import torch
+
+    torch.cuda.nccl.all_reduce([torch.ones(1, device="cuda")])
+    _answer()
+
+
 def mpi_start() -> None:
     """Initialize MPI on one rank: its threads and GPU memory, and what mpi4py is built for."""
     import ctypes
@@ -79,19 +93,19 @@ def mpi_start() -> None:
 
     from hvdtrain.engines.mpi.flat import gpu_kinds
 
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
-    }
     gpu_memory = gpu_kinds(ctypes.CDLL(MPI.__file__))
     _answer(
-        threads=levels[MPI.Query_thread()],
+        threads=_thread_level(MPI),
         gpu_memory=gpu_memory,
         build=os.path.basename(MPI.__file__),
         standard_abi=MPI.Get_abi_version()[0] > 0,
     )
+
+
+def _thread_level(MPI: Any) -> str:
+    names = ("single", "funneled", "serialized", "multiple")
+    levels = {getattr(MPI, f"THREAD_{name.upper()}"): name for name in names}
+    return levels[MPI.Query_thread()]
 
 
 @collective
@@ -138,6 +152,73 @@ def two_ranks() -> None:
             sums=sorted(set(array.tolist())),
         )
     ranks.close()
+
+
+@collective
+def links(seconds: str, rank: str, *interfaces: str) -> None:
+    """Try MPI between all pairs of ranks, and TCP from each rank to the next on `interfaces`.
+
+    After `seconds` a rank says for which one it still waits; -1 for all others.
+    """
+    state: dict[str, Any] = {"rank": int(rank), "waits_for": -1}
+    watch = threading.Timer(float(seconds), lambda: _answer(**state))
+    watch.daemon = True
+    watch.start()
+    from hvdtrain.engines.mpi.engine import initialize, load_mpi
+    from hvdtrain.engines.shared_memory import memory
+
+    MPI = load_mpi()
+    initialize(MPI, os.environ)
+    world = MPI.COMM_WORLD
+    own, size = world.Get_rank(), world.Get_size()
+    met: list[tuple[int, float, float]] = []
+    for turn in range(1, 1 << (size - 1).bit_length()):
+        if (peer := own ^ turn) < size:
+            state["waits_for"] = peer
+            exchanged = _exchange(world, peer)
+            met += [(peer, *exchanged)] * (own < peer)
+    state["waits_for"] = -1
+    nodes = memory.detect_nodes(world.allgather)
+    machines = world.allgather(memory.machine_identity())
+    apart = nodes if isinstance(nodes, str) else memory.unreadable_peers(nodes, machines)
+    answer = {
+        "rank": own,
+        "size": size,
+        "level": _thread_level(MPI),
+        "apart": apart if own == 0 else "",
+        "met": met,
+        "tcp": _reach_next(world, interfaces),
+    }
+    # Launchers may mix long lines of ranks that print at once.
+    for each in world.gather(answer) or ():
+        _answer(**each)
+    MPI.Finalize()
+
+
+def _exchange(world: Any, peer: int) -> tuple[float, float]:
+    """Return the least microseconds of a message, and by how many seconds a clock is ahead."""
+    taken = []
+    for _ in range(_MESSAGES):
+        sent, started = time.time(), time.perf_counter()
+        theirs = world.sendrecv(sent, peer, source=peer)
+        taken.append((round((time.perf_counter() - started) * 1e6, 1), round(theirs - sent, 3)))
+    return min(taken)
+
+
+def _reach_next(world: Any, interfaces: Sequence[str]) -> dict[str, str]:
+    """Return why the next rank cannot be reached, or "", for each interface with an address."""
+    found = {name: address for name in interfaces if (address := interface_address(name))}
+    with socket.create_server(("", 0)) as server:
+        ranks = world.allgather((dict(found), server.getsockname()[1]))
+        theirs, port = ranks[(world.Get_rank() + 1) % len(ranks)]
+        for name, address in found.items():
+            there, found[name] = theirs.get(name, ""), ""
+            try:
+                socket.create_connection((there, port), 2, (address, 0)).close()
+            except OSError as error:
+                found[name] = (error.strerror or str(error)) if there else "it has none"
+        world.Barrier()
+    return found
 
 
 def _answer(**values: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -113,6 +114,47 @@ def format_by_rank(values: Sequence[str]) -> str:
         ranks.setdefault(value, []).append(rank)
     texts = [f"{format_ranks(those)}: {value}" for value, those in ranks.items()]
     return shortened(texts, "; ", " values")
+
+
+@dataclass(frozen=True)
+class RankCores:
+    """The cores that a rank may use, and its threads."""
+
+    rank: int
+    cores: frozenset[int]
+    threads: int
+
+
+def binding_warnings(host: str, ranks: Sequence[RankCores], there: int) -> list[str]:
+    """Return what is wrong with the CPU binding of one node of `there` cores, and what to do."""
+    cores = frozenset[int]().union(*(rank.cores for rank in ranks))
+    bound = [rank for rank in ranks if len(rank.cores) == 1]
+    taken = Counter(rank.cores for rank in bound)
+    crowded = [rank for rank in bound if taken[rank.cores] > 1]
+    found = []
+    if len(cores) < len(ranks):
+        found.append(
+            f"{_names(ranks)} on {host}: {len(cores)} core{'s' * (len(cores) > 1)} for all of "
+            "them: start fewer ranks there"
+            + ", or, if mpirun has bound them, add --bind-to none to it"
+            * (len(cores) < there)
+        )
+    elif crowded:
+        found.append(
+            f"{_names(crowded)} on {host}: bound to one core that another rank has, too: add "
+            "--bind-to none to mpirun, or --map-by core to give each its own"
+        )
+    if busy := [rank for rank in bound if rank.threads > 1]:
+        most = max(rank.threads for rank in busy)
+        found.append(
+            f"{_names(busy)} on {host}: bound to one core, but computing with {most} threads: add "
+            f"--bind-to none to mpirun, or --map-by slot:PE={most}, or set OMP_NUM_THREADS=1"
+        )
+    return found
+
+
+def _names(ranks: Sequence[RankCores]) -> str:
+    return format_ranks(rank.rank for rank in ranks)
 
 
 LOOPBACK = "127.0.0.1"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import resource
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -48,7 +50,7 @@ def all_sections(engines: Sequence[str]) -> Iterator[Section]:
     found: dict[str, Section] = {}
     checks: Mapping[str, Callable[[], Section]] = {
         "python": _check_python,
-        "packages": _check_packages,
+        "packages": check_packages,
         "settings": lambda: _check_settings(engines),
         "MPI": _check_mpi,
         "engines": lambda: _check_engines(engines, bool(found["MPI"].problems)),
@@ -140,7 +142,21 @@ def _segment_objection() -> str:
         return f"a memfd cannot be reserved or opened by others: {error.strerror}"
     finally:
         os.close(descriptor)
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"pidfd_open: {error.strerror}"
     return ""
+
+
+def _shm() -> tuple[int, int, str]:
+    """Return the bytes of /dev/shm, how many are free, and what to do if those are few."""
+    size = free = 0
+    with suppress(OSError):
+        there = os.statvfs(_SHM)
+        size, free = there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize
+    few = ", which is little for data loaders (docker run --shm-size=1g)"
+    return size, free, few * (free < _LITTLE_SHM_BYTES)
 
 
 def check_memory() -> Section:
@@ -155,18 +171,11 @@ def check_memory() -> Section:
         line += _mib(memory.machine_bytes)
         if memory.limit_bytes is not None:
             line += f"; the control group allows {_mib(memory.limit_bytes)}"
-    size = free = 0
-    with suppress(OSError):
-        there = os.statvfs(_SHM)
-        size, free = there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize
-    devshm = f"/dev/shm: {_mib(free)} free of {_mib(size)}"
-    if free < _LITTLE_SHM_BYTES:
-        devshm += ", which is little for data loaders (docker run --shm-size=1g)"
-    segments = _segment_objection()
+    (size, free, few), segments = _shm(), _segment_objection()
     kernel = _objection("ranks of a node add with numpy", "kernel")
     lines = [
         line,
-        devshm,
+        f"/dev/shm: {_mib(free)} free of {_mib(size)}{few}",
         f"segments of ranks: {segments or 'work'}",
         f"compiled kernel: {kernel or 'ready'}",
     ]
@@ -197,7 +206,7 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.0f} MiB"
 
 
-_TOO_FEW = ", but process sets need multiple: unset MPI4PY_RC_THREAD_LEVEL, or use another MPI"
+TOO_FEW = ", but process sets need multiple: unset MPI4PY_RC_THREAD_LEVEL, or use another MPI"
 _RANKS = 2
 _TIMEOUT_SECONDS = 120
 
@@ -222,9 +231,7 @@ def _check_mpi() -> Section:
     try:
         started = ask_python("-m", "hvdtrain.probes", "mpi_start")
         facts |= started
-        lines.append(
-            f"threads: {started['threads']}{_TOO_FEW * (started['threads'] != 'multiple')}"
-        )
+        lines.append(f"threads: {started['threads']}{TOO_FEW * (started['threads'] != 'multiple')}")
         abi = ", for MPI's standard ABI" * started["standard_abi"]
         lines.append(f"mpi4py's build: {started['build']}{abi}")
         lines.append(f"GPU memory: {_gpu_memory(library, started)}")
@@ -364,6 +371,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "horovod": ("horovod",),
 }
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
+_CLASSES = Path("/sys/class")
 _AMD = "/dev/kfd"  # of its driver
 _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
@@ -373,7 +381,8 @@ class _Gpu(TypedDict):
     memory_bytes: int
 
 
-def _check_packages() -> Section:
+def check_packages() -> Section:
+    """Report which packages are there, in which versions."""
     facts = {module: _version(module) for module in _PACKAGES}
     there = [f"{module} {found}" for module, found in facts.items() if found]
     absent = [module for module, found in facts.items() if not found]
@@ -409,7 +418,21 @@ def _check_gpus(frameworks: Section) -> Section:
         return Section("GPUs", facts, ["none"])
     lines = [f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB" for gpu in gpus]
     lines += [f"{name} sees {count or 'none'}" for name, count in seen.items()]
+    if seen.get("torch"):
+        with suppress(ProbeError):
+            words = (sys.executable, "-m", "hvdtrain.probes", "nccl")
+            said = finish(words, _TIMEOUT_SECONDS, {"NCCL_DEBUG": "INFO"}).stdout
+            lines.append(
+                nccl_network(said, _has(_CLASSES / "cxi") or _has(_CLASSES / "infiniband"))
+            )
     return Section("GPUs", facts, lines)
+
+
+def nccl_network(said: str, fast: bool) -> str:
+    """Return which network NCCL says that it uses, and what to do if there is a faster (pure)."""
+    used = (re.findall(r"Using network (.+)", said) or ["unknown"])[-1]
+    remedy = ", but there is a fast network: load the site's plugin, and unset NCCL_NET"
+    return f"NCCL's network: {used}{remedy * (fast and used.startswith('Socket'))}"
 
 
 @cache
@@ -440,22 +463,40 @@ def _version(module: str) -> str | None:
 
 
 _FEW_FILES = 1024
+_NAMED_IN = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "tun", "tap", "cni", "flannel", "podman")
 
 
 def _check_site() -> Section:
-    limits = {
-        name: resource.getrlimit(number)[0]
-        for name, number in (("files", resource.RLIMIT_NOFILE), ("locked", resource.RLIMIT_MEMLOCK))
-    }
-    advice = list(site_advice(os.environ, Path("/sys/class"), find_cores().usable, limits))
-    return Section("site", {"advice": advice, "limits": limits}, advice or ["no remarks"])
+    advice = _advice(os.environ.get("SLURM_NTASKS_PER_NODE", ""))
+    return Section("site", {"advice": advice, "limits": _limits()}, advice or ["no remarks"])
+
+
+def _advice(ranks: str) -> list[str]:
+    cores = find_cores().usable
+    return list(site_advice(os.environ, _CLASSES, cores, _limits(), ranks))
+
+
+def node_advice(ranks: str) -> list[str]:
+    """Return the remarks of all sections on this node, of which `check --job` shows no more."""
+    (_, free, few), segments = _shm(), _segment_objection()
+    shm = [f"/dev/shm: {_mib(free)} free{few}"] * bool(few)
+    text = f"ranks share no memory ({segments}), so they use MPI, which is slower"
+    return [*_advice(ranks), *shm, *[text] * bool(segments)]
+
+
+def _limits() -> dict[str, int]:
+    names = {"files": resource.RLIMIT_NOFILE, "locked": resource.RLIMIT_MEMLOCK}
+    return {name: resource.getrlimit(number)[0] for name, number in names.items()}
 
 
 def site_advice(
-    environ: Mapping[str, str], classes: Path, cores: float, limits: Mapping[str, int]
+    environ: Mapping[str, str], classes: Path, cores: float, limits: Mapping[str, int], ranks: str
 ) -> Iterator[str]:
-    """Yield one line for each thing to correct; `classes` is Linux's /sys/class."""
+    """Yield one line for each thing to correct on a node of `ranks` ranks, if that is a number.
+
+    `classes` is Linux's /sys/class.
+    """
     gpu_aware = environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
     if gpu_aware and environ.get("HVDTRAIN_ENGINE") != "mpi":
         yield (
@@ -468,11 +509,10 @@ def site_advice(
             "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH: NCCL would use TCP. Load the "
             "site's aws-ofi-nccl, and set NCCL_NET='AWS Libfabric', so that NCCL ends without it"
         )
-    interfaces = sorted(_interfaces(classes / "net"))
-    asked = environ.keys() & {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
-    if len(interfaces) > 1 and not asked:
+    names = sorted(interfaces(environ, classes / "net"))
+    if len(names) > 1 and not environ.keys() & set(_NAMED_IN):
         yield (
-            f"interfaces {', '.join(interfaces)}: libraries may choose different ones; name the "
+            f"interfaces {', '.join(names)}: libraries may choose different ones; name the "
             "one between nodes with run --interface, or in NCCL_SOCKET_IFNAME and "
             "GLOO_SOCKET_IFNAME"
         )
@@ -480,14 +520,20 @@ def site_advice(
         yield f"ulimit -l is {limits['locked'] >> 10} KiB: fast networks need unlimited"
     if 0 <= limits["files"] < _FEW_FILES:
         yield f"ulimit -n is {limits['files']}: ranks and data loaders need {_FEW_FILES} or more"
-    threads, ranks = (
-        environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_NTASKS_PER_NODE")
-    )
+    threads = environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and ranks.isdecimal() and int(threads) * int(ranks) > cores:
         yield (
             f"OMP_NUM_THREADS={threads} on {ranks} ranks, but {cores:g} cores: set it to "
             f"{max(1, int(cores) // int(ranks))}"
         )
+    if home := environ.get("HOME"):
+        try:
+            with tempfile.TemporaryFile(dir=home) as file:
+                file.write(bytes(_TRIAL_BYTES))
+                file.flush()
+                os.fsync(file.fileno())  # some file systems know only then that a quota is used up
+        except OSError as error:
+            yield f"home {home}: {error.strerror}: make room there, or set HOME to another folder"
 
 
 def _has(folder: Path) -> bool:
@@ -499,10 +545,12 @@ def _finds(pattern: str, environ: Mapping[str, str]) -> bool:
     return any(next(Path(folder).glob(pattern), None) for folder in folders if folder)
 
 
-def _interfaces(folder: Path) -> Iterator[str]:
-    """Yield the interfaces of a machine that are up, but for virtual ones."""
+def interfaces(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Yield the interfaces that variables name, else those that are up, but for virtual ones."""
+    words = [word for name in _NAMED_IN for word in environ.get(name, "").split(",")]
+    named = tuple(word.lstrip("=") for word in words if word and not word.startswith("^"))
     for entry in folder.iterdir() if folder.is_dir() else ():
         state = entry / "operstate"
         up = state.is_file() and state.read_text().strip() == "up"
-        if up and not entry.name.startswith(_VIRTUAL):
+        if entry.name.startswith(named) if named else up and not entry.name.startswith(_VIRTUAL):
             yield entry.name

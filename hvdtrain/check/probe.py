@@ -19,7 +19,11 @@ _GRACE_SECONDS = 5.0
 
 
 class ProbeError(Exception):
-    """A probe gave no answer; the message is one line that says why."""
+    """A probe gave no answer; the message is one line that says why. `said` is its output."""
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
 
 
 @dataclass(frozen=True)
@@ -93,18 +97,19 @@ def finish(
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        raise ProbeError(f"no answer within {timeout_seconds:.0f} s") from None
+        raise ProbeError(f"no answer within {timeout_seconds:.0f} s", _end(process)) from None
     finally:
         _end(process)
     return Finished(process.returncode, out, err)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> str:
+    """End a process, and return its output so far."""
     if process.poll() is not None:
-        return
+        return ""
     process.terminate()  # mpirun ends its ranks, which are in sessions of their own
     try:
-        process.communicate(timeout=_GRACE_SECONDS)
+        return process.communicate(timeout=_GRACE_SECONDS)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        return process.communicate()[0]

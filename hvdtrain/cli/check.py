@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 
 import click
 
 from hvdtrain import __version__
 from hvdtrain.check.checks import Section, all_sections
+from hvdtrain.check.job import check_job
 from hvdtrain.engines.registry import ENGINES
-from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED
+from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
+from hvdtrain.launch.launchers.options import parse_hosts, require_sense
+from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.world import refuse_on_ranks
 
 _MARGIN = 12
@@ -19,25 +23,45 @@ _PAGE = "the page 'Something went wrong' of the documentation lists messages, wi
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, nothing else.")
-def command(as_json: bool) -> int:
-    """Look at this installation and try two ranks.
+@click.option("--job", is_flag=True, help="Try the nodes of this allocation, or the named hosts.")
+@click.option("-hostfile", "--hostfile", help="With --job: hosts in the MPI's own grammar.")
+@click.option("-H", "--hosts", metavar="HOST,...", help="With --job: hosts, instead of a file.")
+@click.option("--per-node", type=click.IntRange(1), help="With --job: ranks on each; default: 1.")
+@click.option("--timeout", type=click.IntRange(12), default=30, help="Of --job.  [default: 30 s]")
+def command(
+    as_json: bool,
+    job: bool,
+    hostfile: str | None,
+    hosts: str | None,
+    per_node: int | None,
+    timeout: int,
+) -> int:
+    """Look at this installation and try two ranks, or at all nodes of a job.
 
     Ends with exit code 0 if hvdtrain works here; else with 1, and one line for each thing that is
     wrong and how to fix it.
     """
     refuse_on_ranks("'check'")
+    sections: Iterator[Section] = all_sections(tuple(ENGINES))
+    if job:
+        request = LaunchRequest((), hosts=parse_hosts(hosts), hostfile=hostfile, per_node=per_node)
+        both = "-hostfile and -H both name hosts: leave out one of them"
+        require_sense(request, "'check'", "", both)
+        sections = map(check_job, [request], [timeout])
+    elif hosts or hostfile or per_node:
+        raise UsageError("-H, -hostfile and --per-node go with --job only: give it, too")
     try:
-        return _check(as_json)
+        return _check(sections, as_json)
     except KeyboardInterrupt:
         print("hvdtrain: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
-def _check(as_json: bool) -> int:
+def _check(checks: Iterator[Section], as_json: bool) -> int:
     sections = []
     if not as_json:
         click.echo(f"hvdtrain {__version__}")
-    for section in all_sections(tuple(ENGINES)):
+    for section in checks:
         sections.append(section)
         if not as_json:
             _show(section)

@@ -6,10 +6,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
@@ -37,7 +36,7 @@ from hvdtrain.errors import (
     UsageError,
 )
 from hvdtrain.milestones import ENDED, STARTED, finish_init, report
-from hvdtrain.topology import Topology, count_threads, format_ranks
+from hvdtrain.topology import RankCores, Topology, binding_warnings, count_threads
 from hvdtrain.world import SRUN, idle_tasks, promised_world
 
 if TYPE_CHECKING:
@@ -88,43 +87,6 @@ def warn_of_idle_tasks(topology: Topology) -> None:
         )
 
 
-@dataclass(frozen=True)
-class RankCores:
-    """The cores that a rank may use, and its threads."""
-
-    rank: int
-    cores: frozenset[int]
-    threads: int
-
-
-def binding_warnings(host: str, ranks: Sequence[RankCores], there: int) -> list[str]:
-    """Return what is wrong with the CPU binding of one node of `there` cores, and what to do."""
-    cores = frozenset[int]().union(*(rank.cores for rank in ranks))
-    bound = [rank for rank in ranks if len(rank.cores) == 1]
-    taken = Counter(rank.cores for rank in bound)
-    crowded = [rank for rank in bound if taken[rank.cores] > 1]
-    found = []
-    if len(cores) < len(ranks):
-        found.append(
-            f"{_names(ranks)} on {host}: {len(cores)} core{'s' * (len(cores) > 1)} for all of "
-            "them: start fewer ranks there"
-            + ", or, if mpirun has bound them, add --bind-to none to it"
-            * (len(cores) < there)
-        )
-    elif crowded:
-        found.append(
-            f"{_names(crowded)} on {host}: bound to one core that another rank has, too: add "
-            "--bind-to none to mpirun, or --map-by core to give each its own"
-        )
-    if busy := [rank for rank in bound if rank.threads > 1]:
-        most = max(rank.threads for rank in busy)
-        found.append(
-            f"{_names(busy)} on {host}: bound to one core, but computing with {most} threads: add "
-            f"--bind-to none to mpirun, or --map-by slot:PE={most}, or set OMP_NUM_THREADS=1"
-        )
-    return found
-
-
 @collective
 def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
     """Warn, on one rank of each node, of bad CPU binding."""
@@ -138,10 +100,6 @@ def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
         there = os.cpu_count() or 1
         for text in binding_warnings(topology.hostnames[topology.rank], ranks, there):
             write_message(topology.title, text)
-
-
-def _names(ranks: Sequence[RankCores]) -> str:
-    return format_ranks(rank.rank for rank in ranks)
 
 
 def _end_soon(reason: str) -> None:

@@ -9,12 +9,12 @@ import gc
 import logging
 import os
 import resource
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from forbidding import PIDFD_OPEN, forbid
 from ranks import report
 
 import hvdtrain.torch as hvd
@@ -25,9 +25,7 @@ from hvdtrain.errors import SystemLimitError
 
 LIMIT = 300
 PART_BYTES = 16 << 20
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 38, 22, 2
-PIDFD_OPEN = 434
-EPERM = 1
+PR_SET_DUMPABLE = 4
 
 
 @contextmanager
@@ -103,25 +101,6 @@ def watched_beside(channels: int) -> list[int]:
     return [*counts, pidfds()]
 
 
-def forbid_watching() -> None:
-    """Have Linux refuse pidfd_open() to this thread, as containers with old filters do."""
-    load, compare, give = 0x20, 0x15, 0x06
-    refuse, allow = 0x00050000 | EPERM, 0x7FFF0000
-    lines = [
-        (load, 0, 0, 0),
-        (compare, 0, 1, PIDFD_OPEN),
-        (give, 0, 0, refuse),
-        (give, 0, 0, allow),
-    ]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
-    filtered = ctypes.create_string_buffer(
-        struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(program))
-    )
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-    assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filtered) == 0
-
-
 @contextmanager
 def hidden_files() -> Iterator[None]:
     """Have ranks not see each other's files, as processes of other users do not."""
@@ -184,7 +163,7 @@ def main() -> None:
     with hidden_files():
         warned = warnings_apart()
     if rank == 1:
-        forbid_watching()
+        forbid(PIDFD_OPEN)
     warned += warnings_apart()
     report(
         cases=len(said),

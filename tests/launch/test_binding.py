@@ -6,7 +6,7 @@ import re
 import pytest
 from ranks import mpi_python, start
 
-from hvdtrain.core.context import RankCores, binding_warnings
+from hvdtrain.topology import RankCores, binding_warnings
 
 INIT = "from hvdtrain.core import context; context.init()"
 

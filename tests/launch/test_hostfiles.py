@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import AGENT, require_hosts
+from hosts import AGENT_VARIABLES, require_hosts
 from job import Completed
 from mpis import MPICH, OPEN_MPI_4
 from ranks import mpi_python, run_ranks, start
@@ -21,12 +21,6 @@ MPIS = ("openmpi", OPEN_MPI_4, MPICH)
 # The templates are named for grammars.
 GRAMMARS = {"openmpi": "openmpi", "openmpi4": "openmpi", "mpich": "mpich"}
 
-# How each MPI is told by variables to use another remote shell.
-AGENT_VARIABLES: dict[str, dict[str, object]] = {
-    "openmpi": {"PRTE_MCA_plm_ssh_agent": AGENT},
-    "openmpi4": {"OMPI_MCA_plm_rsh_agent": AGENT},
-    "mpich": {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": AGENT},
-}
 HostsOf = Callable[..., tuple[str, str]]
 LIBRARIES = {"openmpi": "Open MPI v5", "openmpi4": "Open MPI v4", "mpich": "MPICH"}
 

@@ -38,6 +38,13 @@ done
 echo "## end"
 """
 
+CHECK = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --output=check.out
+OMP_NUM_THREADS=64 {python} -m hvdtrain check --job --timeout 300
+echo "## $?"
+"""
+
 
 class Site:
     def __init__(self, slurm: Slurm, directory: Path) -> None:
@@ -93,6 +100,22 @@ def test_scripts_of_sites(tmp_path: Path) -> None:
             assert slurm.about(job)["JobState"] == "COMPLETED", output
             ranks = 2 * sites()[name].options["gpus_per_node"]
             assert output.count("-m hvdtrain train digits") == ranks, output
+
+
+@pytest.mark.slurm
+def test_check_of_a_job(tmp_path: Path) -> None:
+    """One rank on each node of the allocation, which knows how many ranks a node is to have."""
+    require_slurm()
+    (tmp_path / "slurm").mkdir()
+    script, output = tmp_path / "check.sh", tmp_path / "check.out"
+    script.write_text(CHECK.format(python=mpi_python("openmpi")))
+    with Slurm(tmp_path / "slurm") as slurm:
+        slurm.submit(script, {})
+        slurm.wait_for_text(output, "## ")
+    text = output.read_text()
+    assert "  nodes       n[1-2]; 2 of 2 ranks have started\n" in text
+    assert "OMP_NUM_THREADS=64 on 2 ranks, but " in text
+    assert text.endswith("all is well\n## 0\n")
 
 
 def jobs_that_are_told_to_stop(site: Site) -> None:

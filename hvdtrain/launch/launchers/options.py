@@ -81,6 +81,7 @@ _UNKNOWN_TO_OPEN_MPI = {
     "FLUX_URI": "flux",
     "OAR_NODEFILE": "oar",
 }
+_SCHEDULERS = {"SLURM_JOB_ID": "slurm", "PBS_NODEFILE": "pbs", **_UNKNOWN_TO_OPEN_MPI}
 _OVERSUBSCRIBING = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy")
 
 
@@ -155,7 +156,7 @@ def with_hosts(
     # Hydra does not know OAR, either.
     unknown = launcher.vendor == "openmpi" or "OAR_NODEFILE" in environ
     if own and unknown and not request.names_hosts:
-        hosts = _hosts_of_job(environ, request)
+        hosts = hosts_of_job(environ, request, _UNKNOWN_TO_OPEN_MPI)
     # Hydra wraps around to the first host.
     bounded = launcher.vendor == "openmpi" or not own
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
@@ -182,8 +183,11 @@ def _require_hosts(
             )
 
 
-def _hosts_of_job(environ: Mapping[str, str], request: LaunchRequest) -> tuple[Host, ...]:
-    names = (form for name, form in _UNKNOWN_TO_OPEN_MPI.items() if name in environ)
+def hosts_of_job(
+    environ: Mapping[str, str], request: LaunchRequest, schedulers: Mapping[str, str] = _SCHEDULERS
+) -> tuple[Host, ...]:
+    """Return the hosts that a scheduler has given to this job, if it has."""
+    names = (form for name, form in schedulers.items() if name in environ)
     form = next(names, None)
     if form is None:
         return ()

@@ -16,6 +16,12 @@ AGENT_ARGS = {
     "openmpi4": ["--mca", "plm_rsh_agent", AGENT, "-x", "PYTHONPATH"],
     "mpich": ["-launcher", "ssh", "-launcher-exec", AGENT],
 }
+# How each MPI is told by variables to use another remote shell.
+AGENT_VARIABLES: dict[str, dict[str, object]] = {
+    "openmpi": {"PRTE_MCA_plm_ssh_agent": AGENT},
+    "openmpi4": {"OMPI_MCA_plm_rsh_agent": AGENT},
+    "mpich": {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": AGENT},
+}
 
 
 def require_hosts() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.check import checks
-from hvdtrain.check.checks import Section, guarded, judge, site_advice
+from hvdtrain.check.checks import Section, guarded, judge, nccl_network, site_advice
 from hvdtrain.check.probe import Finished, ProbeError, ask_python, finish
 from hvdtrain.control_groups import cpu_limit, memory_limit
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
@@ -163,6 +163,22 @@ def test_site(
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "operstate").write_text(state)
     given = {name: value.format(tmp_path) for name, value in environ.items()}
-    found = list(site_advice(given, tmp_path, 8, LIMITS | limits))
+    ranks = given.pop("SLURM_NTASKS_PER_NODE", "")
+    found = list(site_advice(given, tmp_path, 8, LIMITS | limits, ranks))
     assert len(found) == bool(advice)
     assert advice in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "fast", "text"),
+    [
+        ("x NCCL INFO Using network Socket\n", True, "Socket, but there is a fast network: load"),
+        ("x NCCL INFO Using network Socket\n", False, "Socket"),
+        ("x NCCL INFO Using network AWS Libfabric\n", True, "AWS Libfabric"),
+        ("", True, "unknown"),
+    ],
+)
+def test_the_network_of_nccl(said: str, fast: bool, text: str) -> None:
+    found = nccl_network(said, fast)
+    assert found.startswith(f"NCCL's network: {text}")
+    assert fast or found.endswith(text)

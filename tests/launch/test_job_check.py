@@ -1,0 +1,157 @@
+"""`python -m hvdtrain check --job` on hosts of this machine, where something is wrong for real."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import AGENT_VARIABLES, require_hosts
+from job import Completed
+from mpis import MPICH
+from ranks import mpi_python, start
+
+HERE = socket.gethostname()
+HOSTS = ("-H", "node0,node1")
+CLOCK = "import time; now = time.time; time.time = lambda: now() + 5000"
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+OTHER_PACKAGE = "import sys; sys.path.insert(0, {folder!r} + '/other')"
+STUCK = "import time; time.sleep(1000)"
+BEFORE_MPI = "import sys, time\nif 'links' in sys.orig_argv: time.sleep(1000)"
+IN_MESSAGES = """\
+import sys, time
+now = time.time
+time.time = lambda: (sys._getframe(1).f_code.co_name == '_exchange' and time.sleep(1000)) or now()
+"""
+# Of a network that no machine has.
+NOWHERE = "from hvdtrain import topology; topology.interface_address = lambda name: '192.0.2.77'"
+
+
+def check(
+    *words: object, env: Mapping[str, object] | None = None, mpi: str = "openmpi"
+) -> Completed:
+    require_hosts()
+    command = [mpi_python(mpi), "-m", "hvdtrain", "check", "--job", *words]
+    done = start(command, env={**AGENT_VARIABLES[mpi], **(env or {})}).end()
+    assert "Traceback" not in done.stdout + done.stderr
+    return done
+
+
+def check_where_node1(folder: Path, code: str, *words: object) -> dict[str, Any]:
+    """Return the report of two nodes, of which node1 runs some code in each Python."""
+    text = "\n".join(f"    {line}" for line in code.format(folder=str(folder)).splitlines())
+    (folder / "sitecustomize.py").write_text(
+        f"import socket\nif socket.gethostname() == 'node1':\n{text}\n"
+    )
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    done = check(*HOSTS, "--json", *words, env={"PYTHONPATH": path})
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if report["problems"] else 0)
+    return report
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", MPICH])
+def test_two_nodes(mpi: str) -> None:
+    done = check(*HOSTS, env={"NCCL_SOCKET_IFNAME": "lo"}, mpi=mpi)
+    assert done.returncode == 0
+    assert "nodes       node[0-1]; 2 of 2 ranks have started\n" in done.stdout
+    assert "messages between nodes: " in done.stdout
+    assert done.stdout.endswith("  no remarks\nall is well\n")
+
+
+def test_what_nodes_say(tmp_path: Path) -> None:
+    report = check_where_node1(tmp_path, CLOCK + "\n" + LIMIT, "--per-node", 2)
+    ranks = report["nodes"]["ranks"]
+    assert [facts["host"] for facts in ranks.values()] == ["node0"] * 2 + ["node1"] * 2
+    assert {facts["size"] for facts in ranks.values()} == {4}
+    ahead = sorted((peer, round(seconds, -2)) for peer, _, seconds in ranks["0"]["met"])
+    assert ahead == [(1, 0), (2, 5000), (3, 5000)]
+    assert report["problems"] == []
+    remarks = "\n".join(report["nodes"]["remarks"])
+    assert "clocks: node1 +5000." in remarks
+    assert "node1: ulimit -n is 256: ranks and data loaders need" in remarks
+
+
+def test_a_node_that_others_do_not_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    problems = check_where_node1(tmp_path, NOWHERE)["problems"]
+    assert any(p.startswith("node0: the next node is not reached on lo (") for p in problems)
+
+
+def test_nodes_of_other_versions(tmp_path: Path) -> None:
+    other = tmp_path / "other" / "torch-0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
+    (problem,) = check_where_node1(tmp_path, OTHER_PACKAGE)["problems"]
+    assert problem.startswith("torch: 2.")
+    assert problem.endswith(
+        " on node0, 0.1 on node1: use one environment on all nodes, as with run --stage-env"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (STUCK, "node1: no answer (no answer within 33 s): log in and try Python there"),
+        (
+            BEFORE_MPI,
+            "MPI does not connect node0 to the others, node1 to the others (no answer",
+        ),
+        (
+            IN_MESSAGES,
+            "MPI does not connect node0 to node1, node1 to node0 (no answer with",
+        ),
+    ],
+)
+def test_a_node_that_does_not_answer(code: str, said: str, tmp_path: Path) -> None:
+    (problem,) = check_where_node1(tmp_path, code, "--timeout", 40)["problems"]
+    assert problem.startswith(said)
+
+
+def test_ranks_on_one_core_and_few_threads_of_mpi() -> None:
+    """On this host alone, where nothing names others."""
+    command = ["taskset", "-c", 0, mpi_python("openmpi"), "-m", "hvdtrain", "check", "--job"]
+    env = {"MPI4PY_RC_THREAD_LEVEL": "funneled", "OMP_NUM_THREADS": 2}
+    done = start([*command, "--per-node", 2], env=env).end(code=0)
+    assert f"{HERE}: threads of MPI: funneled, but process sets need multiple: " in done.stdout
+    assert f"ranks 0, 1 on {HERE}: 1 core for all of them: start fewer ranks " in done.stdout
+    assert "bound to one core, but computing with 2 threads" in done.stdout
+    assert "OMP_NUM_THREADS=2 on 2 ranks, but 1 cores: set it to 1" in done.stdout
+
+
+ADVICE = "from hvdtrain.check.checks import node_advice; print(*node_advice(''), sep='\\n')"
+FORBID = "import forbidding; forbidding.forbid(forbidding.PIDFD_OPEN); "
+TMPFS = ["unshare", "--mount", "--map-root-user", "--user", "sh", "-c"]
+MOUNT = 'mount -t tmpfs -o size={} none {} && exec "$0" "$@"'
+
+
+@pytest.mark.parametrize(
+    ("prefix", "code", "said"),
+    [
+        (
+            ["sh", "-c", '(ulimit -f 0; exec "$0" "$@") | cat'],
+            "",
+            "be reserved or opened by others: File ",
+        ),
+        ([*TMPFS, MOUNT.format("1m", "/dev/shm")], "", "/dev/shm: 1 MiB free, which is little for"),
+        ([*TMPFS, MOUNT.format("16k", '"$HOME"')], "", "No space left on device: make room there"),
+        ([], FORBID, "(pidfd_open: Operation not permitted), so they use MPI"),
+    ],
+)
+def test_what_containers_and_quotas_withhold(
+    prefix: list[str], code: str, said: str, tmp_path: Path
+) -> None:
+    require_hosts()
+    env = {"HOME": tmp_path}
+    done = start([*prefix, mpi_python("openmpi"), "-c", code + ADVICE], env=env).end(code=0)
+    assert said in done.stdout
+    assert said not in start([mpi_python("openmpi"), "-c", ADVICE], env=env).end(code=0).stdout
+
+
+def test_options_of_another_check() -> None:
+    done = start([mpi_python("openmpi"), "-m", "hvdtrain", "check", "-H", "node0"]).end(code=2)
+    assert done.stderr == (
+        "hvdtrain: -H, -hostfile and --per-node go with --job only: give it, too\n"
+    )

@@ -1,0 +1,107 @@
+"""What `hvdtrain check --job` makes of the facts of a job, of which each case changes some."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain.check.job import judge_job, read_ranks
+from hvdtrain.check.node import cores_near_gpus
+
+NODES = 6
+HOSTS = [f"node{number}" for number in range(NODES)]
+FACTS: Mapping[str, Any] = {
+    "versions": {"hvdtrain": "1.0", "torch": "2.0"},
+    "machine": {"CPU": "fast", "cores": 8, "memory": "64 GiB"},
+    "bound_to": "0-7", "threads": 4, "near_gpus": [], "advice": [],
+    "size": NODES, "level": "multiple", "apart": "", "tcp": {"hsn0": ""},
+}  # fmt: skip
+OLD = {"versions": {"hvdtrain": "0.9", "torch": "2.0"}}
+SLOW_CPU = {"machine": {"CPU": "slow", "cores": 8, "memory": "64 GiB"}}
+SMALL = {"machine": {"CPU": "fast", "cores": 8, "memory": "32 GiB"}}
+FAR = {"near_gpus": ["8-9,12"], "bound_to": "0,7"}
+# A rank that was met, the microseconds of a message, and the seconds by which its clock is ahead.
+TO_3 = {"met": [(3, 900.0, 0.0), *((peer, 2.0, 0.0) for peer in (1, 2, 4, 5))]}
+FROM_3 = {"met": [(4, 800.0, 0.0), (5, 2.0, 0.0)]}
+AHEAD = {"met": [(1, 2.0, 0.1), (2, 2.0, 0.0), (3, 2.0, 0.2), (4, 2.0, -70.0), (5, 2.0, 0.0)]}
+OWN_AHEAD = {"met": [(rank, 2.0, -9.0) for rank in range(1, NODES)]}
+BLOCKED = {"tcp": {"hsn0": "timed out"}}
+HALF = {"tcp": {"hsn0": "", "eth0": "timed out"}}
+
+
+def facts_of(changes: Mapping[int, Mapping[str, Any] | None]) -> dict[int, dict[str, Any]]:
+    """Return the facts of a rank on each node; without those that are changed to None."""
+    ranks = {rank: changes.get(rank, {}) for rank in range(NODES)}
+    given = {rank: change for rank, change in ranks.items() if change is not None}
+    return {rank: {"rank": rank, "host": HOSTS[rank], **FACTS, **c} for rank, c in given.items()}
+
+
+def stuck(peer: int) -> dict[str, Any]:
+    """Return the change that has a rank wait for another one."""
+    return {"size": None, "waits_for": peer}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fails", "text"),
+    [
+        ({3: OLD}, True, "hvdtrain: 1.0 on node[0-2], node[4-5], 0.9 on node3: use one "),
+        ({3: SLOW_CPU, 4: SLOW_CPU}, False, "CPU: fast on node[0-2], node5, slow on node[3-4]"),
+        ({0: SMALL}, False, "memory: 32 GiB on node0, 64 GiB on node[1-5]: the slowest decides"),
+        ({0: TO_3, 3: FROM_3}, False, "slow: node0 to node3 900 us, node3 to node4 800 us, others"),
+        ({0: AHEAD}, False, "clocks: node4 -70.0 s: logs"),
+        ({0: OWN_AHEAD}, False, "clocks: node0 +9.0 s: logs"),
+        ({3: BLOCKED}, True, "node3: the next node is not reached on hsn0 (timed out): open"),
+        ({3: HALF}, False, "node3: the next node is not reached on eth0 (timed out): open"),
+        (
+            {2: FAR},
+            False,
+            "node2: local rank 0 is bound to none of the cores near its GPU, 8-9,12:",
+        ),
+        ({2: {"bound_to": "0"}}, False, "rank 2 on node2: bound to one core, but computing with 4"),
+        ({5: {"level": "funneled"}}, False, "node5: threads of MPI: funneled, but process sets"),
+        ({0: {"apart": "no memfd"}}, False, "node0: ranks use MPI, which is slower: no memfd"),
+        ({1: {"advice": ["x"]}, 2: {"advice": ["x"]}}, False, "node[1-2]: x"),
+        ({4: None, 5: None}, True, "node[4-5]: no answer (no time): log in and try Python there"),
+        ({2: stuck(4), 4: stuck(-1)}, True, "MPI does not connect node2 to node4, node4 to the ot"),
+        ({rank: {"size": 1} for rank in range(NODES)}, True, "ranks formed worlds of {1}: start "),
+    ],
+)
+def test_what_is_wrong_with_a_job(
+    changes: Mapping[int, Mapping[str, Any] | None], fails: bool, text: str
+) -> None:
+    ranks = facts_of(changes)
+    for facts in ranks.values():
+        if facts["size"] is None:
+            del facts["size"]
+    assert judge_job(facts_of({}), HOSTS, 1, "") == ([], [])
+    problems, remarks = judge_job(ranks, HOSTS, 1, "no time")
+    (said,) = problems + remarks
+    assert (bool(problems), said.startswith(text)) == (fails, True), said
+
+
+def test_text_about_many_hosts_is_short() -> None:
+    hosts = [f"node{number}" for number in range(0, 2000, 2)]
+    given = {"rank": 0, **FACTS, "size": len(hosts)}
+    ranks = {rank: {**given, "host": host} for rank, host in enumerate(hosts)}
+    for rank in range(0, 1000, 2):
+        ranks[rank] |= {**OLD, **BLOCKED, "advice": ["x", f"y {rank}"], "level": "single"}
+    ranks[0]["met"] = [(rank, 2.0 + 100 * (rank > 500), 5.0 * rank) for rank in range(1, 1000)]
+    problems, remarks = judge_job(ranks, hosts, 1, "")
+    assert (len(problems), len(remarks)) == (2, 9)
+    assert max(map(len, problems + remarks)) < 500
+    assert remarks[-1] == "496 more, which --json shows"
+
+
+def test_lines_of_ranks_among_others() -> None:
+    one, two = ({"rank": 1, "host": "a"}, {"rank": 1, "size": 2})
+    text = f'hello\n{json.dumps(one)}\r\n{{"rank"...\n{json.dumps(two)}\n'
+    assert read_ranks(text + json.dumps({"rank": 0, "size": 2})) == {1: one | two}
+
+
+def test_cores_near_gpus(tmp_path: Path) -> None:
+    for name, text in (("nvidia/0000:41:00.0", "8-9,12\n"), ("nvidia/0000:01:00.0", "0-1\n")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "local_cpulist").write_text(text)
+    assert cores_near_gpus(tmp_path) == ["0-1", "8-9,12"]
