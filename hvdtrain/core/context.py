@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
 
 from hvdtrain.collective import collective
@@ -127,6 +126,8 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def _end_workers_with_this_rank() -> None:
+    from multiprocessing import forkserver
+
     server = forkserver._forkserver
     preloaded = getattr(server, "_preload_modules", ["__main__"])
     if _FOR_SERVER not in preloaded:
