@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from hvdtrain.collective import collective
@@ -208,15 +209,20 @@ def _exchange(world: Any, peer: int) -> tuple[float, float]:
 def _reach_next(world: Any, interfaces: Sequence[str]) -> dict[str, str]:
     """Return why the next rank cannot be reached, or "", for each interface with an address."""
     found = {name: address for name in interfaces if (address := interface_address(name))}
-    with socket.create_server(("", 0)) as server:
-        ranks = world.allgather((dict(found), server.getsockname()[1]))
-        theirs, port = ranks[(world.Get_rank() + 1) % len(ranks)]
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(socket.create_server((address, 0)))
+            for name, address in found.items()
+        }
+        ranks = world.allgather({name: one.getsockname() for name, one in servers.items()})
+        theirs = ranks[(world.Get_rank() + 1) % len(ranks)]
         for name, address in found.items():
-            there, found[name] = theirs.get(name, ""), ""
-            try:
-                socket.create_connection((there, port), 2, (address, 0)).close()
-            except OSError as error:
-                found[name] = (error.strerror or str(error)) if there else "it has none"
+            found[name] = "" if name in theirs else "it has none"
+            if name in theirs:
+                try:
+                    socket.create_connection(theirs[name], 2, (address, 0)).close()
+                except OSError as error:
+                    found[name] = error.strerror or str(error)
         world.Barrier()
     return found
 

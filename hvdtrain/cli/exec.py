@@ -35,6 +35,7 @@ from hvdtrain.launch.scripts.script import (
     read_file,
     remarks,
 )
+from hvdtrain.world import promised_world
 
 # Ranks of a host that draw the same port take another one of these.
 _PORTS = 8
@@ -126,8 +127,14 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     command = [sys.executable, "-m", "hvdtrain.core.rank_report", ports]
     if listening is not None:
         command.append(str(listening.getsockname()[1]))
+    environ, promised = dict(os.environ), promised_world(os.environ)
+    if promised is not None and promised.size == 1:
+        # Under mpirun 5.0.11, a rank's second process can wait in MPI_Init for ever.
+        environ["HVDTRAIN_ENGINE"] = "local"
     # MPICH's ranks reach their launcher through an inherited descriptor, named in a variable.
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, close_fds=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, close_fds=False, env=environ
+    )
     if done.returncode != 0:
         sys.exit(done.returncode)
     return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))

@@ -137,6 +137,8 @@ def _one_line(error: click.ClickException) -> str:
     hint = ""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f" (see '{error.ctx.command_path} --help')"
+        if isinstance(error, click.NoSuchOption) and error.ctx.info_name == "run":
+            hint = hint if error.possibilities else " (options of train follow --)"
     return " ".join(error.format_message().split()) + hint
 
 

@@ -37,7 +37,7 @@ from hvdtrain.launch.launchers.request import (
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
-from hvdtrain.launch.staging import staged
+from hvdtrain.launch.staging import remove_unused, staged
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ def command(
         if elastic:
             raise UsageError("--stage-env cannot be combined with --elastic: leave one out")
         request = replace(request, program=staged(program, stage_folder, not dry_run))
+        if not dry_run:
+            click.get_current_context().call_on_close(remove_unused)
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from multiprocessing import forkserver
 from typing import TYPE_CHECKING, NoReturn
 
 from hvdtrain.collective import collective
@@ -19,7 +19,6 @@ from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
     install_plain_excepthook,
-    own_frame,
     write_message,
 )
 from hvdtrain.core.membership import Context, open_context, start_watches
@@ -32,7 +31,6 @@ from hvdtrain.errors import (
     HvdtrainError,
     LauncherMismatchError,
     NotInitializedError,
-    PeerFailureError,
     UnsupportedError,
     UsageError,
 )
@@ -128,6 +126,8 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def _end_workers_with_this_rank() -> None:
+    from multiprocessing import forkserver
+
     server = forkserver._forkserver
     preloaded = getattr(server, "_preload_modules", ["__main__"])
     if _FOR_SERVER not in preloaded:
@@ -256,7 +256,8 @@ def alone_if_newcomer() -> Iterator[None]:
         yield
         return
     world = open_engine("local", here.config, os.environ)
-    _context = open_context(here.config, world, here.ordered, here.failed)
+    config = replace(here.config, flight_record="")  # it has one, in the world of all
+    _context = open_context(config, world, here.ordered, here.failed)
     PLANS.clear()
     try:
         yield
@@ -301,10 +302,8 @@ def _save_records() -> None:
 
 def note_error(error: BaseException) -> None:
     """Note an error of this rank in the flight record (local)."""
-    if isinstance(error, HostsUpdatedInterrupt):
-        return
-    with suppress(Exception):  # its own text may fail
-        _note("follows" if isinstance(error, PeerFailureError) else "error", own_frame(error))
+    if _guard is not None and not isinstance(error, HostsUpdatedInterrupt):
+        _guard.note_error(error)
 
 
 def _note(kind: str, text: str) -> None:

@@ -234,11 +234,11 @@ class ExitGuard:
             self._excepthook(kind, error, trace)
             return
         if isinstance(error, ConnectionLostError):
-            self._note_error(error)  # before the launcher may end this rank
+            self.note_error(error)  # before the launcher may end this rank
         if isinstance(error, KeyboardInterrupt):
             if self._topology.rank == 0:
                 self._say("interrupted")
-            self._note_error(error)
+            self.note_error(error)
             self._end(EXIT_INTERRUPTED)
         elif isinstance(error, UsageError | ConnectionLostError | RanksLostError):
             # A traceback would not help: the line that raised it is not the cause.
@@ -247,11 +247,11 @@ class ExitGuard:
             _leave_it_to_the_launcher(error)
             self._say(str(error))
             if not isinstance(error, ConnectionLostError):
-                self._note_error(error)
+                self.note_error(error)
             self._end(error.exit_code)
         else:
             self._say(format_error(error))
-            self._note_error(error)
+            self.note_error(error)
             self._end(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
@@ -307,7 +307,8 @@ class ExitGuard:
         self._note("follows", reason)
         self._end(EXIT_CRASH)
 
-    def _note_error(self, error: BaseException) -> None:
+    def note_error(self, error: BaseException) -> None:
+        """Note an error of this rank in the flight record."""
         with contextlib.suppress(Exception):  # its own text may fail
             follows = isinstance(error, PeerFailureError)
             self._note("follows" if follows else "error", own_frame(error))

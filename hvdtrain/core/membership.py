@@ -20,12 +20,6 @@ from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
 from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
 from hvdtrain.core.collectives.gathers import split
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.gradients.bucket_size import BucketSize
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.plan import STEP
-from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
@@ -34,6 +28,8 @@ from hvdtrain.topology import Topology, format_ranks
 from hvdtrain.types import DType, ReduceOp
 
 if TYPE_CHECKING:  # what few jobs use is imported where it is used
+    from hvdtrain.core.gradients.bucket_size import BucketSize
+    from hvdtrain.core.gradients.exchange import Exchange
     from hvdtrain.core.recruiter import Recruiter
     from hvdtrain.core.timeline.flight import FlightRecord, History
     from hvdtrain.core.timeline.recorder import Recorder
@@ -69,6 +65,10 @@ class _ZerosOnDevice(Operation):
 
 
 def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operation:
+    from hvdtrain.core.gradients.plan import STEP
+    from hvdtrain.core.gradients.step import GradientStep
+    from hvdtrain.core.gradients.step_info import OwnStep
+
     if request.operation == STEP:
         *buckets, numbers = buffers
         step = GradientStep(buckets, numbers, _exchange(zeros))
@@ -88,6 +88,8 @@ def _exchange(zeros: Zeros) -> Exchange:
         from hvdtrain.core.exchanges.half import HalfExchange
 
         return HalfExchange.answering(zeros)
+    from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+
     return AllreduceExchange.answering(zeros)
 
 

@@ -9,7 +9,6 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.bucket_plans import close_unused_plans
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.topology import format_ranks
 
@@ -199,6 +198,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     here.emptied.pop(number, None)
     channel = here.process_set_channels.pop(number, None)
     if channel is not None:
+        from hvdtrain.core.bucket_plans import close_unused_plans
+
         close_unused_plans(channel)
         here.close_channel(channel)
     process_set.process_set_id = None

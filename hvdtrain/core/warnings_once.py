@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.weight_check import WeightSums, describe_differences
+
+if TYPE_CHECKING:
+    from hvdtrain.core.gradients.communicators import Communicators
+    from hvdtrain.core.gradients.exchange import Exchange
+    from hvdtrain.core.gradients.weight_check import WeightSums
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -34,6 +37,8 @@ def note_one_node(exchange: Exchange, communicators: Communicators) -> None:
 
 def note_differences(weights: Sequence[WeightSums], channel: Channel, at: str) -> bool:
     """Log which weights of the ranks of a channel differ, if any do; return whether."""
+    from hvdtrain.core.gradients.weight_check import describe_differences
+
     found = describe_differences(weights, channel.ranks)
     if found and channel.communicator.rank == 0:
         _logger.warning(

@@ -7,8 +7,8 @@ from os import PathLike
 
 import keras
 
-from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange, choose_groups
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradient_settings import GradientSettings, Groups, choose_exchange, choose_groups
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.distributed import GradientReduction, current_backend, distribute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -16,11 +17,10 @@ from hvdtrain.errors import UsageError
 _EXECUTABLE = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # What a rank runs: with nothing of the archive's file system but the archive. Whoever uses the
 # copy holds a shared lock on its file, which ends with the process, also by SIGKILL: who gets the
-# exclusive one may remove all. That is a process beside each rank that waits for it, or, if a
-# scheduler has killed that, too, the next job that brings another. A file that was removed while a
-# process waited for its lock is no longer the one of that name.
-_START = r"""
-archive=$1; shift
+# exclusive one may remove all. That is a process beside each rank that waits for it, `run`, which
+# ends it where a job fails, or, if a scheduler has killed all, the next job that brings another. A
+# file that was removed while a process waited for its lock is no longer the one of that name.
+_PREPARE = r"""
 folder=${TMPDIR:-/tmp}/hvdtrain-copies-$(id -u)
 mkdir -m 700 "$folder" 2> /dev/null
 if [ -L "$folder" ] || [ ! -O "$folder" ]; then
@@ -28,12 +28,18 @@ if [ -L "$folder" ] || [ ! -O "$folder" ]; then
 fi
 remove='exec 9>> "$0.lock"; flock $1 -x 9 && [ /proc/self/fd/9 -ef "$0.lock" ] &&
   rm -rf "$0" "$0.mutex" "$0.lock"'
+remove_unused() {
+  for lock in "$folder"/*.lock; do sh -c "$remove" "${lock%.lock}" -n 9>&-; done
+}
+"""
+_START = rf"""{_PREPARE}
+archive=$1; shift
 copy=$folder/$(basename "$archive" .tar)
 until exec 9>> "$copy.lock"; flock -s 9; [ /proc/self/fd/9 -ef "$copy.lock" ]; do :; done
 (
   flock -x 8
   [ ! -e "$copy/ready" ] || exit 0
-  for lock in "$folder"/*.lock; do sh -c "$remove" "${lock%.lock}" -n 9>&-; done
+  remove_unused
   rm -rf "$copy"
   mkdir "$copy" && tar -xf "$archive" -C "$copy" || exit
   if [ -d "$copy/base" ]; then
@@ -47,6 +53,11 @@ fi
 setsid sh -c "$remove" "$copy" "" < /dev/null > /dev/null 2>&1 9>&- &
 exec "$copy/env/bin/python" "$@"
 """
+
+
+def remove_unused() -> None:
+    """Remove the copies on this host that no process uses."""
+    subprocess.run(["sh", "-c", f"{_PREPARE}remove_unused"], check=False)
 
 
 def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange
 from hvdtrain.core.arrays.fused import (
     DENSE,
     NONE,
@@ -28,6 +27,7 @@ from hvdtrain.core.arrays.fused import (
     is_overwritten,
 )
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradient_settings import GradientSettings, Groups, choose_exchange
 from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.errors import UnsupportedError

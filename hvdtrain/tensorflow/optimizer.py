@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import tensorflow as tf
 
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradient_settings import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients import LocalAggregation, VariableReduction

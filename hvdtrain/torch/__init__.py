@@ -47,15 +47,17 @@ from hvdtrain.torch.operations.gathers import (
     sparse_allreduce_async,
 )
 from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
-from hvdtrain.torch.optimizer import DistributedOptimizer
 
 if TYPE_CHECKING:
     from hvdtrain.torch import elastic
+    from hvdtrain.torch.optimizer import DistributedOptimizer
     from hvdtrain.torch.shards import backward_by_shards, own_shards
     from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
 
-# Imported when they are used, which few programs do: on a cluster's file system a start counts.
+# Imported when they are used: on a cluster's file system a start counts. Workers that load data
+# import the program of their rank, too, and have no optimizer.
 _LATER = {
+    "DistributedOptimizer": "optimizer",
     "SyncBatchNorm": "sync_batch_norm",
     "backward_by_shards": "shards",
     "elastic": "elastic",

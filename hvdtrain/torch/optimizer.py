@@ -13,16 +13,16 @@ import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.arguments import (
+from hvdtrain.core.arguments import choose_op
+from hvdtrain.core.compression import Compressor
+from hvdtrain.core.exchanges.state import SavedExchange
+from hvdtrain.core.gradient_settings import (
     Groups,
     check_groups,
     check_sharding,
     choose_exchange,
     choose_groups,
-    choose_op,
 )
-from hvdtrain.core.compression import Compressor
-from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.compression import Compression

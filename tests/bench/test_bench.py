@@ -13,7 +13,7 @@ import pytest
 from hvdtrain_bench.many.rank import REPORTED, STALLS
 from job import Completed
 from outcomes import outcomes
-from ranks import run_ranks, start
+from ranks import launch, run_ranks, start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
@@ -151,6 +151,23 @@ def test_growth_with_the_ranks(tmp_path: Path) -> None:
         assert min(each[stage]["cpu"] for stage in ("init", "all-reduce", "process set")) > 0
     assert all(result["extra"]["killed"]["ended after"] > 0 for result in results)
     assert all(result["extra"]["goes-on"]["recovery"]["cpu"] > 0 for result in results)
+
+
+LATE = """
+import sys, time
+from hvdtrain_bench.many import rank
+held = rank._held
+def late():
+    time.sleep(2 * (rank.context.current().topology.rank == 0))
+    return held()
+rank._held = late
+rank.main(sys.argv[1], rank.KILLED)
+"""
+
+
+def test_no_rank_is_killed_before_all_have_noted(tmp_path: Path) -> None:
+    assert launch(["-c", LATE, str(tmp_path)], 3).end().returncode != 0
+    assert len(list(tmp_path.glob("*.json"))) == 3
 
 
 @pytest.mark.soak

@@ -38,6 +38,7 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
     ([*RUN, "nosuch.py"], ["there is no file nosuch.py: name an existing script"]),
     ([*RUN, "nosuch"], ["'nosuch' cannot be run by ranks: name a script, or"]),
     (["run", "--numranks", 2], ["Did you mean '--num-ranks'?"]),
+    ([*RUN, "--epochs", 2], ["No such option '--epochs'. (options of train follow --)"]),
     ([*RUN, "python", "a.py"], ["leave out 'python', and begin with the script"]),
     ([*RUN, "python3", "-m", "hvdtrain"], ["already: write -- train"]),
     ([*RUN, "--", "-m", "hvdtrain", "train", "--epochs", 1], ["write -- train --epochs 1"]),

@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from hvdtrain_report.why import ADVICE
+from hvdtrain_report.told import read_told
+from hvdtrain_report.why import ADVICE, explain, judge
 from hvdtrain_report.why_command import command
 from ranks import launch
 
@@ -113,6 +114,29 @@ def test_a_rank_that_mpich_names_by_its_process(
     done = launch(FOLDER / "dying_worker.py", 3, args=["killed"], env=env, mpi="mpich").end()
     output.write_text(done.stdout)
     named(why(capsys, record, "--output", output), *KILL[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "who", "cause"),
+    [
+        ("srun: error: n1: task 2: Killed", "rank 2 on n1", "killed"),
+        ("srun: error: n1: tasks 0-2,7: Killed", "the job", "killed"),
+        ("lost connection to the tracker\nsrun: error: n1: task 2: Killed", "rank 2", "killed"),
+        ("[Mon Nov 2 1:00][1,1]<stderr>: [rank 1/2] KeyError: 'it'", "rank 1", "error"),
+        ("[1] ImportError: it", "the job", "import"),
+        (
+            " 1: ImportError: it\nsrun: error: n1: task 1: Exited with exit code 1",
+            "rank 1",
+            "import",
+        ),
+        ("PRTE has lost communication with a remote daemon.", "the job", "node lost"),
+    ],
+)
+def test_what_launchers_say_is_read(text: str, who: str, cause: str) -> None:
+    """And nothing like it that the program says."""
+    verdict = judge([], read_told(f"epoch 1\n{text}\n"))
+    assert verdict.cause == cause
+    assert next(explain(verdict, [])).startswith(f"{who} ")
 
 
 RECIPES = FOLDER / "dying_recipe.py"

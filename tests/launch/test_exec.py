@@ -86,6 +86,13 @@ def place(rank: int) -> cluster_environment.ClusterRank:
     )
 
 
+def test_one_rank_is_found_without_mpi(tmp_path: Path) -> None:
+    """So that a script that uses MPI is the first process of its rank that does."""
+    (tmp_path / "script.py").write_text("import os; print(os.environ['WORLD_SIZE'])")
+    env = {"MPI4PY_MPIABI": "none"}  # mpi4py cannot be imported
+    assert run_ranks([*EXEC, str(tmp_path / "script.py")], 1, env=env).stdout.strip() == "1"
+
+
 def test_the_variables_of_jax_and_keras() -> None:
     assert cluster_environment.jax_variables(place(2)) == {
         "JAX_COORDINATOR_ADDRESS": "a:1",

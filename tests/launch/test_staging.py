@@ -57,7 +57,7 @@ def node(tmp_path: Path) -> Path:
     return tmp_path / "node"
 
 
-def begin(shared: Path, node: Path, seconds: float) -> Job:
+def begin(shared: Path, node: Path, seconds: object) -> Job:
     words = ["run", "--stage-env", shared / "archives", "-np", 2, shared / "rank.py", seconds]
     return start([shared / "env/bin/python", "-m", "hvdtrain", *words], env={"TMPDIR": node})
 
@@ -92,6 +92,11 @@ def test_killed_ranks_leave_nothing(environment: Path, node: Path) -> None:
         job.process.wait(60)
         job.assert_nothing_left()
         assert copies(node) == []
+
+
+def test_a_job_that_fails_leaves_nothing(environment: Path, node: Path) -> None:
+    begin(environment, node, "no number").end(code=1)
+    assert copies(node) == []
 
 
 def test_the_next_job_removes_what_nobody_uses(environment: Path, node: Path) -> None:

@@ -32,7 +32,7 @@ import os
 import numpy as np
 from ranks import report
 from hvdtrain.core import context
-from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.arrays.fused import exchange_fused
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.gradients.step_info import OwnStep

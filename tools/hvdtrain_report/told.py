@@ -26,7 +26,7 @@ _SCHEDULER = (
         r"DUE TO TIME LIMIT|walltime \S+ exceeded|TERM_RUNLIMIT|CPU time limit exceeded",
     ),
     ("out of memory", r"oom[-_ ]kill|OUT_OF_MEMORY|Out [Oo]f [Mm]emory: Killed|TERM_MEMLIMIT"),
-    ("node lost", r"DUE TO NODE FAILURE|NODE_FAIL|lost (?:communication|connection) (?:to|with)"),
+    ("node lost", r"DUE TO NODE FAILURE|NODE_FAIL|has lost communication with a remote daemon"),
     ("cancelled", r"CANCELLED AT|TERM_OWNER|job killed by user"),
 )
 _SIGNALS = {
@@ -42,13 +42,15 @@ _LAUNCHER = (
     r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+"
     r"signal (?P<signal>\d+)",
     r"Process name: \S*,(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)",
-    r"(?:srun|slurmstepd): error: (?P<host>[\w.-]+): task (?P<rank>\d+): "
+    r"(?:srun|slurmstepd): error: (?P<host>[\w.-]+): tasks? (?:(?P<rank>\d+)|[\d,-]+): "
     rf"(?:Exited with exit code (?P<code>\d+)|(?P<word>{'|'.join(_SIGNALS)}))",
     r"hvdtrain: rank (?P<rank>\d+) ended the job with exit code (?P<code>\d+)",
     # Of MPICH, which may name a process that it has ended itself.
     r"PID \d+ RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<code>\d+)"
     r"(?:(?=(?s:.*)EXIT STRING: [^\n]*\(signal (?P<signal>\d+)\))|)",
 )
+# What Open MPI, MPICH and srun put before lines if they are asked to.
+_PREFIX = re.compile(r"^(?:(?:\[[^]\n]*\])+<std\w+>: ?|\[\d+\] | *\d+: )", re.MULTILINE)
 _ERROR = re.compile(
     r"^(?:\[rank (?P<rank>\d+)/\d+\] )?"
     r"(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$",
@@ -59,7 +61,7 @@ _FOLLOWS = re.compile(r"(?:PeerFailure|ConnectionLost|RanksLost)Error")
 
 def read_told(text: str) -> list[Told]:
     """Return what a job's output says of its end, the most telling first."""
-    found = []
+    found, text = [], _PREFIX.sub("", text)
     for cause, pattern in _SCHEDULER:
         if hit := re.search(rf"^.*(?:{pattern}).*$", text, re.MULTILINE):
             killed = re.search(r"Killed process (\d+)", hit[0])

@@ -48,7 +48,8 @@ def command(run: Path, output: Path | None, for_torch: Path | None) -> int:
         steps = max(rank.steps for rank in ranks)
         runs = "is running" if all(rank.runs for rank in ranks) else "may still run"
         click.echo(f"{run}: the job {runs}: {format_ranks(running)}, {steps} optimizer steps")
-        return 0
+        if judge(ranks, told).cause != "stall":
+            return 0
     if not ranks and (run / _STOPPED).exists():
         click.echo(
             f"{run}: the run was asked to stop, and is saved: train --out {run} --resume auto"

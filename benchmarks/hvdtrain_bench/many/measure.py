@@ -16,16 +16,17 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.jobs import RankLauncher, running
 from hvdtrain_bench.harness.results import Result
 from hvdtrain_bench.harness.text import time_text
-from hvdtrain_bench.many.rank import GOES_ON, KILLED, REPORTED, STALLS
+from hvdtrain_bench.many.rank import GOES_ON, KILLED, LATE, REPORTED, STALLS
 
 MANY = "ranks"
 ENDS = (STALLS, KILLED, GOES_ON)
-COLUMNS = ("ranks", "CPU time of a rank: init()", "all-reduce", "process set", "recovery")
+COLUMNS = ("ranks", "CPU time: MPI_Init", "rest of init()", "all-reduce", "process set", "recovery")
 HELD = ("ranks", "descriptors", "memory", "its share", "node memory", "messages sent", "to peers")
 WAITS = ("ranks", "stall reported after", "job ended after a kill", "recovered after")
 
 _STALL_SECONDS = 5
 _LIMIT_SECONDS, _POLL_SECONDS = 900.0, 0.01
+_STALLED = f"] stalled: allreduce {LATE!r}".encode()
 # What Open MPI writes at its end, for each peer, of messages of programs and of collectives.
 _MESSAGES = re.compile(r"^[EI]\t\d+\t\d+\t(\d+) bytes\t(\d+) msgs", re.MULTILINE)
 
@@ -74,7 +75,7 @@ def _wait(poll: Callable[[], int | None], folder: Path, deadline: float) -> floa
     """Wait for the end of a job; return when it reported a stall, and let it go on then."""
     reported = 0.0
     while poll() is None and time.monotonic() < deadline:
-        if not reported and b"] stalled: " in (folder / "output").read_bytes():
+        if not reported and _STALLED in (folder / "output").read_bytes():
             reported = time.time()
             (folder / REPORTED).touch()
         time.sleep(_POLL_SECONDS)
@@ -104,7 +105,7 @@ def _figures(
         # The last rank does not wait for others when it comes; all others are there by then.
         due = sorted(one["waits since"] for one in notes)[-1] + _STALL_SECONDS
         found["reported after"] = reported - due
-    if "killed at" in notes[0]:
+    if "killed at" in notes[-1]:
         found["ended after"] = ended - notes[-1]["killed at"]
     return found
 
@@ -114,7 +115,7 @@ def cpu_rows(results: Sequence[Result]) -> list[list[str]]:
     for result in results:
         first = next(iter(result.extra.values()))
         recovery = result.extra.get(GOES_ON, {}).get("recovery", {}).get("cpu")
-        stages = [first[name]["cpu"] for name in ("init", "all-reduce", "process set")]
+        stages = [first[name]["cpu"] for name in ("MPI_Init", "init", "all-reduce", "process set")]
         rows.append([_size(result), *map(time_text, stages), time_text(recovery)])
     return rows
 

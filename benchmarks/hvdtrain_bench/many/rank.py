@@ -6,6 +6,7 @@ writes what each stage took, in seconds of CPU and of time, and what it holds to
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -21,11 +22,13 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.process_set import add_process_set
+from hvdtrain.engines.mpi.engine import initialize, load_mpi
 from hvdtrain.errors import RanksLostError
 from hvdtrain.types import ReduceOp
 
 STALLS, KILLED, GOES_ON = "stalls", "killed", "goes-on"
 REPORTED = "reported"  # a file: the stall was
+LATE = "late"  # the operation that stalls
 _CALLS = 20
 _POLL_SECONDS = 0.05
 
@@ -34,6 +37,10 @@ _POLL_SECONDS = 0.05
 def main(folder: str, end: str) -> None:
     """Join, measure, and end; an error of an operation ends the job."""
     notes: dict[str, Any] = {}
+    mpi = load_mpi()
+    _stage(notes, "MPI_Init", lambda: initialize(mpi, os.environ))
+    if end != GOES_ON:
+        atexit.register(mpi.Finalize)
     _stage(notes, "init", context.init)
     here = context.current().topology
     file, last = Path(folder, f"{here.rank:04}.json"), here.rank == here.size - 1
@@ -41,16 +48,19 @@ def main(folder: str, end: str) -> None:
     _stage(notes, "all-reduce", lambda: [_sum() for _ in range(_CALLS)], times=_CALLS)
     _stage(notes, "process set", lambda: add_process_set(range(0, here.size, 2)))
     notes |= {"node": here.node, **_held()}
+    _sum()  # all are here
     if end != STALLS:
-        notes["killed at"] = time.time()
         file.write_text(json.dumps(notes), encoding="ascii")
+        _sum()  # the launcher ends all once one is killed
         if last:
+            notes["killed at"] = time.time()
+            file.write_text(json.dumps(notes), encoding="ascii")
             os.kill(os.getpid(), signal.SIGKILL)
     notes["waits since"] = 0.0 if last else time.time()
     while last and not Path(folder, REPORTED).exists():
         time.sleep(_POLL_SECONDS)
     try:
-        _sum()
+        _sum(LATE)
     except RanksLostError:
         _stage(notes, "recovery", context.recover)
         _sum()
@@ -59,12 +69,12 @@ def main(folder: str, end: str) -> None:
 
 
 @collective
-def _sum() -> None:
+def _sum(name: str = "sum") -> None:
     """Check a sum that depends on all ranks."""
     here = context.current()
     ones = np.full(64, 1.0 + here.topology.rank, np.float32)
     buffers = [Buffer.from_array(ones)]
-    operations.allreduce(here.world, buffers, [ones.shape], ReduceOp.SUM, "sum").run()
+    operations.allreduce(here.world, buffers, [ones.shape], ReduceOp.SUM, name).run()
     size = here.topology.size
     if not np.array_equal(ones, np.full(64, size * (size + 1) / 2, np.float32)):
         raise AssertionError(f"{here.topology.title} wrong sum {ones}")

@@ -21,7 +21,6 @@ from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators import FindLibrary, placing_slices
-from hvdtrain.core.arguments import GradientSettings, group_indices
 from hvdtrain.core.arrays.collectives import (
     Lending,
     MemoryPool,
@@ -33,6 +32,7 @@ from hvdtrain.core.arrays.collectives import (
 )
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.gathers import allocate_if
+from hvdtrain.core.gradient_settings import GradientSettings, group_indices
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import (

@@ -15,10 +15,10 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.collectives import Lending, MemoryPool, aligned_order, open_lending
 from hvdtrain.core.arrays.fused import fill
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import (
     Bucket,
     BucketPlan,

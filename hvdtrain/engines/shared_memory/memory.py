@@ -99,6 +99,7 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10
 
 
 class NodeMemory:
@@ -171,23 +172,23 @@ def share_memory(nbytes: int, rank: int, size: int, allgather: Gather) -> NodeMe
     reason = agree_on_failure(allgather(_check_free_memory(nbytes * size)))
     parts = None
     if not reason:
-        parts, reason = _share(nbytes, rank, allgather)
+        parts, reason = _share(nbytes, rank, size, allgather)
     if reason and rank == 0:
         warn_once(f"each of {size} ranks cannot share {nbytes >> 10:,} KiB ({reason})")
     return None if reason or parts is None else NodeMemory(parts)
 
 
 def _share(
-    nbytes: int, rank: int, allgather: Gather
+    nbytes: int, rank: int, size: int, allgather: Gather
 ) -> tuple[list[np.typing.NDArray[np.uint8]] | None, str]:
-    """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
-    descriptor, failure = _reserve(nbytes)
+    """Allocate and map the parts of all ranks; return them, or the reason why a rank cannot."""
+    # In one file, which each rank opens and maps once, however many there are.
+    descriptor, failure = _create_file(_NAME) if rank == 0 else (None, SystemFailure())
     try:
-        announced = allgather((os.getpid(), descriptor, failure))
-        reason = agree_on_failure(failure for *_, failure in announced)
-        if reason:
+        process, number, failure = allgather((os.getpid(), descriptor, failure))[0]
+        if reason := agree_on_failure([failure]):
             return None, reason
-        parts, failure = _map_all([source for *source, _ in announced], nbytes, rank)
+        parts, failure = _map_parts(f"/proc/{process}/fd/{number}", nbytes, rank, size)
         return parts, agree_on_failure(allgather(failure))
     finally:
         if descriptor is not None:
@@ -213,54 +214,55 @@ def _check_free_memory(nbytes: int) -> SystemFailure:
     )
 
 
-def _reserve(nbytes: int) -> tuple[int | None, SystemFailure]:
-    """Allocate a memfd of `nbytes`; return its descriptor, or why there is none."""
+def _create_file(name: str) -> tuple[int | None, SystemFailure]:
+    """Return a descriptor of a new memfd, or why there is none."""
     try:
-        descriptor = os.memfd_create(_NAME)
+        return os.memfd_create(name), SystemFailure()
     except (AttributeError, OSError) as error:
         return None, failure_from_error(error, "memfd_create")
+
+
+def _map_parts(
+    path: str, nbytes: int, rank: int, size: int
+) -> tuple[list[np.typing.NDArray[np.uint8]] | None, SystemFailure]:
+    """Reserve this rank's part of a file, and map all; pages of others are faulted in when used."""
+    step = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     try:
-        os.posix_fallocate(descriptor, 0, nbytes)
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
+            return None, _INVISIBLE
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None, _INVISIBLE
+    except OSError as error:
+        return None, failure_from_error(error, "opening a peer's memory")
+    try:
+        os.posix_fallocate(descriptor, rank * step, step)
     except OSError as error:
         os.close(descriptor)
         # Too little memory for this is no reason to end the job.
         return None, SystemFailure(f"posix_fallocate: {error.strerror}")
-    return descriptor, SystemFailure()
-
-
-def _map_all(
-    announced: Sequence[tuple[int, int]], nbytes: int, own: int
-) -> tuple[list[np.typing.NDArray[np.uint8]] | None, SystemFailure]:
-    try:
-        parts = [
-            _map(f"/proc/{process}/fd/{number}", nbytes, populate=rank == own)
-            for rank, (process, number) in enumerate(announced)
-        ]
-    except FileNotFoundError:
-        return None, _INVISIBLE
-    except OSError as error:
-        return None, failure_from_error(error, "mapping a peer's memory")
-    return parts, SystemFailure()
-
-
-def _map(path: str, nbytes: int, populate: bool) -> np.typing.NDArray[np.uint8]:
-    """Map a peer's memory; pages that are not populated are faulted in on first use."""
-    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
-        raise FileNotFoundError(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         # Python's mmap keeps a descriptor per mapping, of which many ranks would run out.
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        address = _LIBC.mmap(None, nbytes, access, flags, descriptor, 0)
+        address = _map(None, size * step, 0, descriptor, 0)
+        memory = (ctypes.c_uint8 * (size * step)).from_address(address)
+        weakref.finalize(memory, _LIBC.munmap, address, size * step).atexit = False
+        _map(address + rank * step, step, _MAP_FIXED | mmap.MAP_POPULATE, descriptor, rank * step)
+    except OSError as error:
+        return None, failure_from_error(error, "mapping memory of the node")
     finally:
         os.close(descriptor)
+    whole = np.frombuffer(memoryview(memory), np.uint8)
+    return [whole[step * part :][:nbytes] for part in range(size)], SystemFailure()
+
+
+def _map(at: int | None, nbytes: int, flags: int, descriptor: int, offset: int) -> int:
+    """Map a part of a file; return its address."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _LIBC.mmap(at, nbytes, access, mmap.MAP_SHARED | flags, descriptor, offset)
     if address in (None, _MAP_FAILED):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    weakref.finalize(memory, _LIBC.munmap, address, nbytes).atexit = False
-    return np.frombuffer(memoryview(memory), np.uint8)
+    return int(address)
 
 
 _NONCE_NAME = "hvdtrain-node"
@@ -274,8 +276,10 @@ def detect_nodes(allgather: Gather) -> tuple[int, ...] | str:
     node of the lowest rank whose nonce it can read through /proc.
     """
     nonce = secrets.token_hex(_NONCE_BYTES)
-    descriptor, failure = _memfd(nonce)
+    descriptor, failure = _create_file(_NONCE_NAME)
     try:
+        if descriptor is not None:
+            os.write(descriptor, nonce.encode())
         announced = allgather((os.getpid(), descriptor, nonce, failure))
         if reason := agree_on_failure(failure for *_, failure in announced):
             return reason
@@ -306,15 +310,6 @@ def unreadable_peers(nodes: Sequence[int], machines: Sequence[tuple[str, str]]) 
                 "in /proc: have one user start them, in one container, and without hidepid"
             )
     return ""
-
-
-def _memfd(nonce: str) -> tuple[int | None, SystemFailure]:
-    try:
-        descriptor = os.memfd_create(_NONCE_NAME)
-    except (AttributeError, OSError) as error:
-        return None, failure_from_error(error, "memfd_create")
-    os.write(descriptor, nonce.encode())
-    return descriptor, SystemFailure()
 
 
 def _first_readable(

@@ -13,9 +13,9 @@ import keras
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import sample_weights
-from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import Layout, exchange_fused, is_overwritten
 from hvdtrain.core.exchanges.state import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.exchange import Exchange, InnerState
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.process_set import stays_alone

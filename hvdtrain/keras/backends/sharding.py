@@ -10,7 +10,6 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import GradientSettings, check_sharding
 from hvdtrain.core.arrays.fused import is_overwritten
 from hvdtrain.core.arrays.shared_steps import (
     AdamRule,
@@ -22,6 +21,7 @@ from hvdtrain.core.arrays.shared_steps import (
     UpdateRule,
     node_slices,
 )
+from hvdtrain.core.gradient_settings import GradientSettings, check_sharding
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.backend import Backend

@@ -12,7 +12,6 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import (
     Layout,
     begin_fused,
@@ -21,6 +20,7 @@ from hvdtrain.core.arrays.fused import (
     reduce_present,
 )
 from hvdtrain.core.exchanges.state import FORGOTTEN_STEPS, SAMPLES_PER_STEP
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.exchange import InnerState, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.keras.backends.backend import Backend

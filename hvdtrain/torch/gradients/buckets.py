@@ -17,7 +17,6 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.allocators import LEAST_BYTES
-from hvdtrain.core.arguments import GradientSettings, group_indices
 from hvdtrain.core.bucket_plans import (
     agree_on_change,
     agree_on_plan,
@@ -25,6 +24,7 @@ from hvdtrain.core.bucket_plans import (
     placed_buckets,
 )
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradient_settings import GradientSettings, group_indices
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer

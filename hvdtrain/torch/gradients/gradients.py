@@ -11,8 +11,8 @@ import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.bucket_plans import replan, take_layout
+from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.step import StepUsage
 from hvdtrain.core.gradients.step_info import OwnStep, StepInfo

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdtrain.core import objects
-from hvdtrain.core.gradients.weight_check import MOST_ELEMENTS, WeightSums, sum_weights
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.routes import is_communicated
+
+if TYPE_CHECKING:
+    from hvdtrain.core.gradients.weight_check import WeightSums
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -41,6 +43,8 @@ def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.P
 @torch.no_grad()
 def weight_sums(named: Iterable[tuple[str, torch.nn.Parameter]]) -> WeightSums:
     """Return what ranks compare of parameters; those that are not plain tensors are left out."""
+    from hvdtrain.core.gradients.weight_check import MOST_ELEMENTS, sum_weights
+
     rows = []
     for name, parameter in named:
         if parameter.layout is torch.strided and not is_traceable_wrapper_subclass(parameter):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import resource
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from hvdtrain_report.flight import read_ranks, record_files, write_for_torch
 from hvdtrain_report.why import judge
+from hvdtrain_report.why_command import command as why
 
+from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.timeline.file import (
     GrowingFile,
@@ -77,7 +80,7 @@ def test_operations_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> Non
 
 
 def flight_record(folder: Path, rank: int = 0, job: int = 7) -> FlightRecord:
-    topology = Topology.from_nodes(rank, [0, 0], ["host", "host"])
+    topology = Topology.from_nodes(rank, [0, 0], [socket.gethostname()] * 2)
     return FlightRecord(str(folder), topology, "mpi", job)
 
 
@@ -117,13 +120,19 @@ def test_a_flight_record_begins_with_the_same_operation_on_all_ranks(tmp_path: P
     ("text", "cause"),
     [("KeyboardInterrupt", "stall"), ("ValueError: \udc80\0" + '"\u20ac' * 2000, "error")],
 )
-def test_a_failure_after_a_stall_is_the_first_one(text: str, cause: str, tmp_path: Path) -> None:
+def test_a_failure_after_a_stall_is_the_first_one(
+    text: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And has room after many stalls; an error of any rank keeps the file."""
     first, second = (flight_record(tmp_path, rank) for rank in range(2))
     for seconds in range(100):
         first.note("stall", f"allreduce 'loss' for {seconds} s: rank 0 waits for rank 1")
     (path,) = record_files(tmp_path)
     assert "for 99 s" in judge(read_ranks([path]), None).what
+    assert not why.main([str(tmp_path)], standalone_mode=False)
+    runs, stalls, *_ = capsys.readouterr().out.splitlines()
+    assert "the job is running: ranks 0, 1" in runs
+    assert stalls.startswith(f"rank 1 on {socket.gethostname()} failed first")
     second.note("error", text)
     found = judge(read_ranks([path]), None)
     assert (found.cause, found.ranks) == (cause, (1,))
@@ -155,6 +164,20 @@ def test_the_flight_record_of_a_job_that_runs_stays(
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
         flight_record(tmp_path, job=job)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.7.0", "flight.a.0"]
+
+
+def test_a_rank_that_joins_leaves_the_flight_record_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it prepares what the others have, in a world of its own."""
+    monkeypatch.setenv("HVDTRAIN_FLIGHT_RECORD", str(tmp_path))
+    context.init("local")
+    (path,) = record_files(tmp_path)
+    context.current().newcomer = True
+    with context.alone_if_newcomer():
+        assert not context.current().newcomer
+    assert list(tmp_path.iterdir()) == [path]
+    context.shutdown()
 
 
 def test_no_part_of_a_flight_record_stays_on_a_full_disk(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ def test_every_half_is_scaled_in_float32_and_rounded_once(dtype: DType) -> None:
 
 def test_without_memory_to_share() -> None:
     assert share_memory(1 << 62, 0, 1, lambda value: [value]) is None
-    # A peer that has none to give tells of no descriptor.
-    assert share_memory(4096, 0, 2, lambda value: [value, _instead(value)]) is None
+    # A first rank that has none to give tells of no descriptor.
+    assert share_memory(4096, 1, 2, lambda value: [_instead(value), value]) is None
 
 
 def _instead(value: object) -> object:
