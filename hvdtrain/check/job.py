@@ -98,15 +98,17 @@ def _lost(ranks: Ranks, hosts: Sequence[str], each: int, ending: str) -> str:
     sizes = {facts["size"] for facts in ranks.values() if "size" in facts}
     if sizes - {len(hosts) * each}:
         return f"ranks formed worlds of {sizes}: start them with the launcher of their MPI"
+    mute: dict[int, Any] = {
+        rank: ranks[rank].get("waits_for") for rank in ranks if "size" not in ranks[rank]
+    }
+    if set(mute.values()) != {None}:  # others wait for those that do not even say so
+        silent += [ranks[rank]["host"] for rank, peer in mute.items() if peer is None]
     if silent:
         names = [host for host in silent if host.partition(".")[0] not in here] or silent
         return f"{_names(names)}: no answer ({ending}): log in and try Python there"
-    waits = {
-        rank: facts.get("waits_for", -1) for rank, facts in ranks.items() if "size" not in facts
-    }
     texts = [
         f"{ranks[rank]['host']} to {ranks.get(peer, {}).get('host', 'the others')}"
-        for rank, peer in waits.items()
+        for rank, peer in mute.items()
     ]
     remedy = "see whether a firewall is between"
     return f"MPI does not connect {_some(texts)} ({ending}): {remedy}" if texts else ""

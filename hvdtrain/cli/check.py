@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -28,14 +29,7 @@ _PAGE = "the page 'Something went wrong' of the documentation lists messages, wi
 @click.option("-H", "--hosts", metavar="HOST,...", help="With --job: hosts, instead of a file.")
 @click.option("--per-node", type=click.IntRange(1), help="With --job: ranks on each; default: 1.")
 @click.option("--timeout", type=click.IntRange(12), default=30, help="Of --job.  [default: 30 s]")
-def command(
-    as_json: bool,
-    job: bool,
-    hostfile: str | None,
-    hosts: str | None,
-    per_node: int | None,
-    timeout: int,
-) -> int:
+def command(as_json: bool, job: bool, hosts: str | None, timeout: int, **asked: Any) -> int:
     """Look at this installation and try two ranks, or at all nodes of a job.
 
     Ends with exit code 0 if hvdtrain works here; else with 1, and one line for each thing that is
@@ -44,11 +38,11 @@ def command(
     refuse_on_ranks("'check'")
     sections: Iterator[Section] = all_sections(tuple(ENGINES))
     if job:
-        request = LaunchRequest((), hosts=parse_hosts(hosts), hostfile=hostfile, per_node=per_node)
+        request = LaunchRequest((), hosts=parse_hosts(hosts), **asked)
         both = "-hostfile and -H both name hosts: leave out one of them"
         require_sense(request, "'check'", "", both)
         sections = map(check_job, [request], [timeout])
-    elif hosts or hostfile or per_node:
+    elif hosts or any(asked.values()):
         raise UsageError("-H, -hostfile and --per-node go with --job only: give it, too")
     try:
         return _check(sections, as_json)

@@ -64,6 +64,8 @@ def stuck(peer: int) -> dict[str, Any]:
         ({0: {"apart": "no memfd"}}, False, "node0: ranks use MPI, which is slower: no memfd"),
         ({1: {"advice": ["x"]}, 2: {"advice": ["x"]}}, False, "node[1-2]: x"),
         ({4: None, 5: None}, True, "node[4-5]: no answer (no time): log in and try Python there"),
+        ({2: stuck(4), 4: {"size": None}}, True, "node4: no answer (no time): log in"),
+        ({rank: {"size": None} for rank in (1, 4)}, True, "MPI does not connect node1 to the oth"),
         ({2: stuck(4), 4: stuck(-1)}, True, "MPI does not connect node2 to node4, node4 to the ot"),
         ({rank: {"size": 1} for rank in range(NODES)}, True, "ranks formed worlds of {1}: start "),
     ],
