@@ -37,6 +37,7 @@ _NAME = re.compile(r"flight\.([0-9a-f]+)\.\d+")
 # A rank on another host that has not written for so long has ended if another has, or may still
 # run: it may keep no stall watch, and network file systems show late what it writes.
 _SILENT_SECONDS, _LATE_SECONDS = 10.0, 90.0
+_LATEST = float(1 << 33)  # in the year 2242
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def _rank(block: bytes) -> Rank:
             ended = tuple(n["ended"])
             notes.append(Note(n["time"], n["kind"], n["text"], n["where"], ended, n["oom kills"]))
     life, steps = SIGN_OF_LIFE.unpack_from(block, LIFE)
+    if not _are_times(life, *(note.time for note in notes)):
+        raise ValueError("these are no times")
     return Rank(
         about["rank"],
         about["host"],
@@ -176,13 +179,17 @@ def _unspanned(spans: Sequence[Sequence[int]]) -> list[int]:
     return [rank for first, last in spans for rank in range(first, last + 1)]
 
 
+def _are_times(*found: float) -> bool:
+    return all(0 <= at < _LATEST for at in found)
+
+
 def _entries(block: bytes) -> Iterator[tuple[int, Entry]]:
     for start in range(RING, len(block) - ENTRY_BYTES + 1, ENTRY_BYTES):
         place, nbytes, submitted, channel, length = ENTRY.unpack_from(block, start)
         failed, *progress = PROGRESS.unpack_from(block, start + ENTRY.size)
         text = block[start + TEXT : start + min(TEXT + length, ENTRY_BYTES)]
         texts = text.decode(errors="replace").split("\0")
-        if place > 0:
+        if place > 0 and _are_times(submitted, *progress[1:]):
             texts += [""] * (4 - len(texts))
             head = nbytes, submitted, channel, bool(failed)
             yield place, Entry(*head, *progress, *texts[:4])

@@ -41,7 +41,7 @@ from hvdtrain.core.timeline.records import (
 )
 from hvdtrain.core.timeline.start_stop import Recording, begin
 from hvdtrain.engines.local import LocalCommunicator
-from hvdtrain.flight_layout import BLOCK_BYTES
+from hvdtrain.flight_layout import BLOCK_BYTES, LIFE
 from hvdtrain.topology import Topology
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
@@ -142,6 +142,11 @@ def test_a_failure_after_a_stall_is_the_first_one(
     path.write_bytes(data.replace(b'{"time"', b'{{time"', 1) + b"{}" * 1000)  # torn
     torn, whole = read_ranks([path])
     assert (torn.notes, len(whole.notes)) == ([], 1)
+    own, life = b'"pid": %d' % os.getpid(), BLOCK_BYTES + LIFE
+    ended = data.replace(own, b'"pid": 0'.ljust(len(own)))
+    for no_time in (b"\x7f" * 8, b"\xff" * 8):
+        path.write_bytes(ended[:life] + no_time + ended[life + 8 :])
+        assert not why.main([str(tmp_path)], standalone_mode=False)
 
 
 def test_more_channels_than_a_flight_record_has_room_for(tmp_path: Path) -> None:
