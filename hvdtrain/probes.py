@@ -159,9 +159,10 @@ def two_ranks() -> None:
 def links(seconds: str, rank: str, *interfaces: str) -> None:
     """Try MPI between all pairs of ranks, and TCP from each rank to the next on `interfaces`.
 
-    After `seconds` a rank says for which one it still waits; -1 for all others.
+    A rank says at once that it waits for all, -1, and after `seconds` for which one it still does.
     """
     state: dict[str, Any] = {"rank": int(rank), "waits_for": -1}
+    _answer(**state)  # MPI_Init holds the GIL
     watch = threading.Timer(float(seconds), lambda: _answer(**state))
     watch.daemon = True
     watch.start()
