@@ -78,8 +78,10 @@ def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
         about = path.lstat()
         state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
     archive = Path(folder).resolve() / f"environment-{state.hexdigest()[:16]}.tar"
-    if pack and not archive.exists():
+    if pack and not os.path.lexists(archive):
         _pack(files, archive, apart)
+    elif pack and archive.lstat().st_uid not in (0, os.getuid()):
+        raise UsageError(f"--stage-env: {archive} is another user's: name a folder of your own")
     return ("sh", "-c", _START, "hvdtrain", str(archive), *program[1:])
 
 
@@ -108,7 +110,7 @@ def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
     part = archive.with_suffix(f".{os.getpid()}")
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(part, "w") as file:
+        with tarfile.open(part, "x") as file:
             for name, path in files.items():
                 with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
                     file.add(path, name, recursive=False)

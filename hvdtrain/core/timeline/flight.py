@@ -267,7 +267,7 @@ def _append_block(descriptor: int) -> int:
 def _remove_before(path: Path, host: str) -> None:
     """Remove the files of earlier jobs, but not of jobs that still run."""
     for other in path.parent.glob("flight.*.*"):
-        if other.suffixes[:1] == path.suffixes[:1]:
+        if other.suffixes[:1] == path.suffixes[:1] or not other.is_file():
             continue
         with suppress(OSError):
             blocks, silent = _blocks(other), time.time() - other.stat().st_mtime
