@@ -212,6 +212,9 @@ class GradientReduction:
             own = scaled(own, variables, self._factor)
             self.weights.update(update, own, variables, self._local, self.weight, optimizer)
         else:
+            if not optimizer.built:  # whose new variables may depend on nothing in a graph
+                with keras.name_scope(optimizer.name, caller=optimizer):
+                    optimizer.build(variables)
             reduced = optimizer.hvdtrain_reduce(gradients, variables)
             # A graph would decay weights before the gradients arrive, while ranks compare these.
             with self._backend.after(reduced):

@@ -25,12 +25,13 @@ from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients.claims import ClaimedParameters, find_others
+from hvdtrain.torch.gradients.claims import ClaimedParameters
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.tensors.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.tensors.routes import is_communicated
+from hvdtrain.torch.tensors.wrappers import find_others
 from hvdtrain.types import ReduceOp
 
 # Number of a parameter, and name of a tensor of its state.

@@ -75,14 +75,13 @@ def decayed_weights_are_not_told_to_differ() -> None:
     tf = importlib.import_module("tensorflow")
     variables = [keras.Variable(np.ones([64], np.float32)) for _ in range(4)]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, weight_decay=0.1))
-    optimizer.build(variables)
     given = tf.ones([1000 if hvd.rank() == 0 else 1] * 2)
 
     @tf.function(autograph=False)
     def step(matrix: Any) -> None:
         for _ in range(4):
             matrix = tf.matmul(matrix, matrix) / 1000
-        optimizer.apply([tf.ones([64]) + tf.reduce_mean(matrix)] * 4)
+        optimizer.apply([tf.ones([64]) + tf.reduce_mean(matrix)] * 4, variables)
 
     said = logged(lambda: [step(given) for _ in range(5)])
     assert not [line for line in said if WEIGHTS_DIFFER in line]
