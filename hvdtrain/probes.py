@@ -19,7 +19,7 @@ from typing import Any
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import EXIT_CRASH, HvdtrainError
 from hvdtrain.topology import interface_address
 
 _COUNT = 1000
@@ -166,6 +166,15 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
     watch = threading.Timer(float(seconds), lambda: _answer(**state))
     watch.daemon = True
     watch.start()
+    try:
+        _try_links(state, interfaces)
+    except Exception as error:
+        _answer(rank=int(rank), failed=" ".join(f"{type(error).__name__}: {error}".split()))
+        sys.exit(EXIT_CRASH)
+
+
+@collective
+def _try_links(state: dict[str, Any], interfaces: Sequence[str]) -> None:
     from hvdtrain.engines.mpi.engine import initialize, load_mpi
     from hvdtrain.engines.shared_memory import memory
 
@@ -173,12 +182,11 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
     initialize(MPI, os.environ)
     world = MPI.COMM_WORLD
     own, size = world.Get_rank(), world.Get_size()
-    met: list[tuple[int, float, float]] = []
+    messages: list[tuple[int, float, float]] = []
     for turn in range(1, 1 << (size - 1).bit_length()):
         if (peer := own ^ turn) < size:
             state["waits_for"] = peer
-            exchanged = _exchange(world, peer)
-            met += [(peer, *exchanged)] * (own < peer)
+            messages += ((peer, *found) for found in _exchange(world, own, peer))
     state["waits_for"] = -1
     nodes = memory.detect_nodes(world.allgather)
     machines = world.allgather(memory.machine_identity())
@@ -187,8 +195,8 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
         "rank": own,
         "size": size,
         "level": _thread_level(MPI),
-        "apart": apart if own == 0 else "",
-        "met": met,
+        "no_shared_memory": apart if own == 0 else "",
+        "messages": messages,
         "tcp": _reach_next(world, interfaces),
     }
     # Launchers may mix long lines of ranks that print at once.
@@ -197,18 +205,28 @@ def links(seconds: str, rank: str, *interfaces: str) -> None:
     MPI.Finalize()
 
 
-def _exchange(world: Any, peer: int) -> tuple[float, float]:
-    """Return the least microseconds of a message, and by how many seconds a clock is ahead."""
+def _exchange(world: Any, own: int, peer: int) -> list[tuple[float, float]]:
+    """Return the least microseconds of a message, and by how many seconds the peer is ahead.
+
+    Of the lower rank; the other one answers, and returns nothing.
+    """
     taken = []
     for _ in range(_MESSAGES):
+        if own > peer:
+            world.recv(source=peer)
+            world.send(time.time(), peer)
+            continue
         sent, started = time.time(), time.perf_counter()
-        theirs = world.sendrecv(sent, peer, source=peer)
-        taken.append((round((time.perf_counter() - started) * 1e6, 1), round(theirs - sent, 3)))
-    return min(taken)
+        world.send(None, peer)
+        theirs = world.recv(source=peer)
+        half = (time.perf_counter() - started) / 2
+        taken.append((round(half * 1e6, 1), round(theirs - sent - half, 3)))
+    return sorted(taken)[:1]
 
 
-def _reach_next(world: Any, interfaces: Sequence[str]) -> dict[str, str]:
-    """Return why the next rank cannot be reached, or "", for each interface with an address."""
+def _reach_next(world: Any, interfaces: Sequence[str]) -> dict[str, str | None]:
+    """Return "", why the next rank is not reached, or None if it has none, for each interface."""
+    reached: dict[str, str | None] = {}
     found = {name: address for name in interfaces if (address := interface_address(name))}
     with ExitStack() as stack:
         servers = {
@@ -218,14 +236,14 @@ def _reach_next(world: Any, interfaces: Sequence[str]) -> dict[str, str]:
         ranks = world.allgather({name: one.getsockname() for name, one in servers.items()})
         theirs = ranks[(world.Get_rank() + 1) % len(ranks)]
         for name, address in found.items():
-            found[name] = "" if name in theirs else "it has none"
+            reached[name] = "" if name in theirs else None
             if name in theirs:
                 try:
                     socket.create_connection(theirs[name], 2, (address, 0)).close()
                 except OSError as error:
-                    found[name] = error.strerror or str(error)
+                    reached[name] = error.strerror or str(error)
         world.Barrier()
-    return found
+    return reached
 
 
 def _answer(**values: Any) -> None:

@@ -142,6 +142,8 @@ def _segment_objection() -> str:
         return f"a memfd cannot be reserved or opened by others: {error.strerror}"
     finally:
         os.close(descriptor)
+    if not hasattr(os, "pidfd_open"):
+        return "this Python has no pidfd_open"
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
@@ -529,7 +531,7 @@ def site_advice(
     if home := environ.get("HOME"):
         try:
             with tempfile.TemporaryFile(dir=home) as file:
-                file.write(bytes(_TRIAL_BYTES))
+                file.write(bytes(4096))
                 file.flush()
                 os.fsync(file.fileno())  # some file systems know only then that a quota is used up
         except OSError as error:
@@ -547,10 +549,13 @@ def _finds(pattern: str, environ: Mapping[str, str]) -> bool:
 
 def interfaces(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
     """Yield the interfaces that variables name, else those that are up, but for virtual ones."""
-    words = [word for name in _NAMED_IN for word in environ.get(name, "").split(",")]
-    named = tuple(word.lstrip("=") for word in words if word and not word.startswith("^"))
+    asked = next((environ[name] for name in _NAMED_IN if environ.get(name)), "")
+    words = tuple(asked.lstrip("^=").split(","))
     for entry in folder.iterdir() if folder.is_dir() else ():
         state = entry / "operstate"
         up = state.is_file() and state.read_text().strip() == "up"
-        if entry.name.startswith(named) if named else up and not entry.name.startswith(_VIRTUAL):
+        exact = "=" in asked[:2]
+        named = asked != "" and (entry.name in words if exact else entry.name.startswith(words))
+        usual = up and not entry.name.startswith(_VIRTUAL) and not named
+        if usual if asked[:1] in ("", "^") else named:
             yield entry.name

@@ -15,6 +15,7 @@ from typing import Any
 
 from hvdtrain.check.checks import TOO_FEW, Section
 from hvdtrain.check.probe import ProbeError, finish
+from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import compress
 from hvdtrain.launch.launchers.choice import choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
@@ -46,12 +47,15 @@ def check_job(request: LaunchRequest, seconds: float) -> Section:
     program = (sys.executable, "-m", "hvdtrain.check.node", str(left / 2), asked)
     request = replace(request, program=program, ranks=len(hosts) * each, per_node=each)
     request = with_hosts(request, launcher, os.environ)
-    if launcher.name == "mpirun":
-        require_reachable(request, os.environ)
+    try:
+        if launcher.name == "mpirun":
+            require_reachable(request, os.environ)
+    except UsageError as error:
+        return Section("nodes", {"hosts": hosts}, [_names(hosts)], [str(error)])
     line = launcher.command(request, os.environ)
     try:
         done = finish(line.argv, left, line.variables)
-        said, ending = done.stdout, f"{done.ending}: {done.complaint}"
+        said, ending = done.stdout, f"{done.ending}: {done.complaint}" * (done.returncode != 0)
     except ProbeError as error:
         said, ending = error.said, str(error)
     ranks = read_ranks(said)
@@ -94,24 +98,34 @@ def judge_job(
 
 def _lost(ranks: Ranks, hosts: Sequence[str], each: int, ending: str) -> str:
     here = {facts["host"].partition(".")[0] for facts in ranks.values()}
-    silent = [hosts[rank // each] for rank in range(len(hosts) * each) if rank not in ranks]
+    silent = [host for host in hosts if host.partition(".")[0] not in here]
+    missing = [rank for rank in range(len(hosts) * each) if rank not in ranks]
+    if len(silent) * each != len(missing):  # their hosts have other ranks, too
+        silent = [hosts[rank // each] for rank in missing]
+    failed = [
+        f"{facts['host']}: {facts['failed']}" for facts in ranks.values() if "failed" in facts
+    ]
+    if failed:
+        return f"{_some(failed)}: mend it there, as `check` on that node says"
     sizes = {facts["size"] for facts in ranks.values() if "size" in facts}
     if sizes - {len(hosts) * each}:
-        return f"ranks formed worlds of {sizes}: start them with the launcher of their MPI"
-    mute: dict[int, Any] = {
+        found = _some(sorted(map(str, sizes)))
+        return f"ranks formed worlds of {found}: start them with the launcher of their MPI"
+    unfinished: dict[int, Any] = {
         rank: ranks[rank].get("waits_for") for rank in ranks if "size" not in ranks[rank]
     }
-    if set(mute.values()) != {None}:  # others wait for those that do not even say so
-        silent += [ranks[rank]["host"] for rank, peer in mute.items() if peer is None]
+    if set(unfinished.values()) != {None}:  # others wait for those that do not even say so
+        silent += [ranks[rank]["host"] for rank, peer in unfinished.items() if peer is None]
     if silent:
-        names = [host for host in silent if host.partition(".")[0] not in here] or silent
-        return f"{_names(names)}: no answer ({ending}): log in and try Python there"
+        return f"{_names(silent)}: no answer ({ending}): log in and try Python there"
     texts = [
         f"{ranks[rank]['host']} to {ranks.get(peer, {}).get('host', 'the others')}"
-        for rank, peer in mute.items()
+        for rank, peer in unfinished.items()
     ]
     remedy = "see whether a firewall is between"
-    return f"MPI does not connect {_some(texts)} ({ending}): {remedy}" if texts else ""
+    if texts:
+        return f"MPI does not connect {_some(texts)} ({ending}): {remedy}"
+    return f"ranks did not end ({ending}): see what they print, with `run`" if ending else ""
 
 
 def _unlike(ranks: Ranks) -> Iterator[Finding]:
@@ -130,7 +144,7 @@ def _latencies(ranks: Ranks) -> dict[tuple[str, str], float]:
     return {
         (facts["host"], ranks[peer]["host"]): taken
         for facts in ranks.values()
-        for peer, taken, _ in facts.get("met", ())
+        for peer, taken, _ in facts.get("messages", ())
         if peer in ranks and ranks[peer]["host"] != facts["host"]
     }
 
@@ -142,7 +156,7 @@ def _links(ranks: Ranks) -> Iterator[Finding]:
     if slow:
         remedy = "leave out the node that is in all"
         yield False, f"slow: {_some(slow)}, others {usual:.0f} us: {remedy}", []
-    clocks = {ranks[r]["host"]: s for r, _, s in ranks.get(0, {}).get("met", ()) if r in ranks}
+    clocks = {ranks[r]["host"]: s for r, _, s in ranks.get(0, {}).get("messages", ()) if r in ranks}
     usual = median_low([0.0, *clocks.values()])
     clocks |= {ranks[0]["host"]: 0.0} if clocks else {}
     off = [
@@ -158,14 +172,18 @@ def _own_faults(ranks: Ranks) -> Iterator[Finding]:
     for facts in ranks.values():
         host = [facts["host"]]
         yield from ((False, text, host) for text in facts["advice"])
-        if facts.get("apart"):
-            yield False, f"ranks use MPI, which is slower: {facts['apart']}", host
+        if facts.get("no_shared_memory"):
+            yield False, f"ranks use MPI, which is slower: {facts['no_shared_memory']}", host
         if facts.get("level", "multiple") != "multiple":
             yield False, f"threads of MPI: {facts['level']}{TOO_FEW}", host
-        failed = {name: reason for name, reason in facts.get("tcp", {}).items() if reason}
-        for name, reason in failed.items():
-            text = f"the next node is not reached on {name} ({reason}): open its ports, or name "
-            yield len(failed) == len(facts["tcp"]), f"{text}another --interface", host
+        tcp = facts.get("tcp", {})
+        fails = all(tcp.values())
+        for name, reason in tcp.items():
+            if reason is None:
+                yield False, f"the next node has no address on {name}: name an --interface", host
+            elif reason:
+                text = f"the next node is not reached on {name} ({reason}): open its ports, or "
+                yield fails, f"{text}name another --interface", host
 
 
 def _places(ranks: Ranks) -> Iterator[Finding]:

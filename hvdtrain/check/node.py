@@ -31,7 +31,8 @@ def main(seconds: str, ranks_per_node: str) -> None:
         "machine": {
             "CPU": (re.findall(r"model name\s*: (.*)", processors) or [platform.machine()])[0],
             "cores": os.cpu_count(),
-            "memory": f"{find_memory().machine_bytes / 2**30:.0f} GiB",
+            # As installed: equal nodes have left a little more or less of it.
+            "memory": f"{-(-find_memory().machine_bytes // 2**34) * 16} GiB",
         },
         "bound_to": re.findall(r"Cpus_allowed_list:\s*(.*)", status)[0],
         "threads": count_threads(os.environ, {}),

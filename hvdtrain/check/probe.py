@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -98,18 +99,18 @@ def finish(
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         raise ProbeError(f"no answer within {timeout_seconds:.0f} s", _end(process)) from None
-    finally:
+    except BaseException:
         _end(process)
+        raise
     return Finished(process.returncode, out, err)
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    """End a process, and return its output so far."""
-    if process.poll() is not None:
-        return ""
+    """End a process and all that it started, and return their output so far."""
     process.terminate()  # mpirun ends its ranks, which are in sessions of their own
     try:
         return process.communicate(timeout=_GRACE_SECONDS)[0]
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         return process.communicate()[0]

@@ -28,8 +28,8 @@ _PAGE = "the page 'Something went wrong' of the documentation lists messages, wi
 @click.option("-hostfile", "--hostfile", help="With --job: hosts in the MPI's own grammar.")
 @click.option("-H", "--hosts", metavar="HOST,...", help="With --job: hosts, instead of a file.")
 @click.option("--per-node", type=click.IntRange(1), help="With --job: ranks on each; default: 1.")
-@click.option("--timeout", type=click.IntRange(12), default=30, help="Of --job.  [default: 30 s]")
-def command(as_json: bool, job: bool, hosts: str | None, timeout: int, **asked: Any) -> int:
+@click.option("--timeout", type=click.IntRange(12), help="Seconds for --job; default: 30.")
+def command(as_json: bool, job: bool, hosts: str | None, timeout: int | None, **asked: Any) -> int:
     """Look at this installation and try two ranks, or at all nodes of a job.
 
     Ends with exit code 0 if hvdtrain works here; else with 1, and one line for each thing that is
@@ -41,9 +41,9 @@ def command(as_json: bool, job: bool, hosts: str | None, timeout: int, **asked: 
         request = LaunchRequest((), hosts=parse_hosts(hosts), **asked)
         both = "-hostfile and -H both name hosts: leave out one of them"
         require_sense(request, "'check'", "", both)
-        sections = map(check_job, [request], [timeout])
-    elif hosts or any(asked.values()):
-        raise UsageError("-H, -hostfile and --per-node go with --job only: give it, too")
+        sections = map(check_job, [request], [timeout or 30])
+    elif hosts or timeout or any(asked.values()):
+        raise UsageError("-H, -hostfile, --per-node and --timeout go with --job only: give it, too")
     try:
         return _check(sections, as_json)
     except KeyboardInterrupt:

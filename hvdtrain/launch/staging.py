@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ if [ -L "$folder" ] || [ ! -O "$folder" ]; then
   echo "hvdtrain: $folder is not a directory of this user's own" >&2; exit 78
 fi
 remove='exec 9>> "$0.lock"; flock $1 -x 9 && [ /proc/self/fd/9 -ef "$0.lock" ] &&
-  rm -rf "$0" "$0.mutex" "$0.lock"'
+  rm -f "$0/ready" && rm -rf "$0" "$0.mutex" "$0.lock"'
 remove_unused() {
   for lock in "$folder"/*.lock; do sh -c "$remove" "${lock%.lock}" -n 9>&-; done
 }
@@ -107,10 +108,11 @@ def _files(tree: str, left_out: Container[str] = ()) -> Iterator[Path]:
 
 
 def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
-    part = archive.with_suffix(f".{os.getpid()}")
+    part = None
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(part, "x") as file:
+        descriptor, part = tempfile.mkstemp(prefix=f"{archive.stem}.", dir=archive.parent)
+        with open(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w") as file:
             for name, path in files.items():
                 with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
                     file.add(path, name, recursive=False)
@@ -118,8 +120,10 @@ def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
                 link = tarfile.TarInfo("env/bin/python")
                 link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"
                 file.addfile(link)
-        part.replace(archive)
+        os.replace(part, archive)
     except OSError as error:
         raise UsageError(f"--stage-env: cannot write {archive}: {error.strerror}") from None
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(part)

@@ -62,6 +62,7 @@ _LATER = {
     "SyncBatchNorm": "sync_batch_norm",
     "backward_by_shards": "shards",
     "elastic": "elastic",
+    "optimizer": "optimizer",
     "own_shards": "shards",
 }
 
@@ -70,7 +71,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_LATER[name]}")
-    return module if name == "elastic" else getattr(module, name)
+    return module if name == _LATER[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -73,7 +73,7 @@ def test_what_nodes_say(tmp_path: Path) -> None:
     ranks = report["nodes"]["ranks"]
     assert [facts["host"] for facts in ranks.values()] == ["node0"] * 2 + ["node1"] * 2
     assert {facts["size"] for facts in ranks.values()} == {4}
-    ahead = sorted((peer, round(seconds, -2)) for peer, _, seconds in ranks["0"]["met"])
+    ahead = sorted((peer, round(seconds, -2)) for peer, _, seconds in ranks["0"]["messages"])
     assert ahead == [(1, 0), (2, 5000), (3, 5000)]
     assert report["problems"] == []
     remarks = "\n".join(report["nodes"]["remarks"])
@@ -132,7 +132,8 @@ def test_ranks_on_one_core_and_few_threads_of_mpi() -> None:
 ADVICE = "from hvdtrain.check.checks import node_advice; print(*node_advice(''), sep='\\n')"
 FORBID = "import forbidding; forbidding.forbid(forbidding.PIDFD_OPEN); "
 TMPFS = ["unshare", "--mount", "--map-root-user", "--user", "sh", "-c"]
-MOUNT = 'mount -t tmpfs -o size={} none {} && exec "$0" "$@"'
+FILL = 'head -c 16k /dev/zero > "$HOME/full"; '
+MOUNT = 'mount -t tmpfs -o size={} none {} && {}exec "$0" "$@"'
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,16 @@ MOUNT = 'mount -t tmpfs -o size={} none {} && exec "$0" "$@"'
             "",
             "be reserved or opened by others: File ",
         ),
-        ([*TMPFS, MOUNT.format("1m", "/dev/shm")], "", "/dev/shm: 1 MiB free, which is little for"),
-        ([*TMPFS, MOUNT.format("16k", '"$HOME"')], "", "No space left on device: make room there"),
+        (
+            [*TMPFS, MOUNT.format("1m", "/dev/shm", "")],
+            "",
+            "/dev/shm: 1 MiB free, which is little for",
+        ),
+        (
+            [*TMPFS, MOUNT.format("16k", '"$HOME"', FILL)],
+            "",
+            "No space left on device: make room there",
+        ),
         ([], FORBID, "(pidfd_open: Operation not permitted), so they use MPI"),
     ],
 )
@@ -161,5 +170,5 @@ def test_what_containers_and_quotas_withhold(
 def test_options_of_another_check() -> None:
     done = start([mpi_python("openmpi"), "-m", "hvdtrain", "check", "-H", "node0"]).end(code=2)
     assert done.stderr == (
-        "hvdtrain: -H, -hostfile and --per-node go with --job only: give it, too\n"
+        "hvdtrain: -H, -hostfile, --per-node and --timeout go with --job only: give it, too\n"
     )

@@ -131,7 +131,7 @@ class NodeArena:
         self._shared.pop()
 
     def close(self) -> None:
-        """Release all memory; it stays mapped while arrays refer to it."""
+        """Release all memory; that of all ranks stays mapped while an array refers to a part."""
         self._shared = []
 
     def location(self, buffer: Buffer) -> int:

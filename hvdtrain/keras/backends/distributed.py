@@ -212,7 +212,8 @@ class GradientReduction:
             own = scaled(own, variables, self._factor)
             self.weights.update(update, own, variables, self._local, self.weight, optimizer)
         else:
-            if not optimizer.built:  # whose new variables may depend on nothing in a graph
+            # In a graph, variables that it makes now may depend on nothing.
+            if variables and not optimizer.built:
                 with keras.name_scope(optimizer.name, caller=optimizer):
                     optimizer.build(variables)
             reduced = optimizer.hvdtrain_reduce(gradients, variables)

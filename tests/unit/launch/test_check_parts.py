@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.check import checks
-from hvdtrain.check.checks import Section, guarded, judge, nccl_network, site_advice
+from hvdtrain.check.checks import Section, guarded, interfaces, judge, nccl_network, site_advice
 from hvdtrain.check.probe import Finished, ProbeError, ask_python, finish
 from hvdtrain.control_groups import cpu_limit, memory_limit
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
@@ -182,3 +182,21 @@ def test_the_network_of_nccl(said: str, fast: bool, text: str) -> None:
     found = nccl_network(said, fast)
     assert found.startswith(f"NCCL's network: {text}")
     assert fast or found.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("", ["eth1", "eth10"]),
+        ("eth1", ["eth1", "eth10"]),
+        ("=eth1", ["eth1"]),
+        ("^lo,eth10", ["eth1"]),
+        ("^=eth1", ["eth10"]),
+        ("lo,docker", ["docker0", "lo"]),
+    ],
+)
+def test_interfaces_that_nccl_would_use(asked: str, found: list[str], tmp_path: Path) -> None:
+    for name in ("lo", "docker0", "eth1", "eth10"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text("up\n")
+    assert sorted(interfaces({"NCCL_SOCKET_IFNAME": asked}, tmp_path)) == found
