@@ -111,6 +111,7 @@ def test_what_each_kind_times(kind: str, tmp_path: Path) -> None:
     quick = ["-np", 2, "--quick", "--repeats", 1, "--out", tmp_path]
     done = bench(kind, *words, *quick, **how)
     assert done.returncode == 0, done.stderr
+    assert ("an average reads and writes 5 MB on each rank" in done.stdout) == (kind == "steps")
     results = found(tmp_path)["results"]
     cases = [case for result in results for case in result["cases"]]
     assert [without_horovod(case["values"]) for case in cases] == expected

@@ -7,6 +7,8 @@ from statistics import median
 from typing import Any
 
 from hvdtrain_bench.analysis.judge import (
+    HVDTRAIN,
+    NO_COMMUNICATION,
     Figure,
     efficiencies,
     figures,
@@ -159,6 +161,8 @@ class ConsoleReport:
                 compared = (f"{found.ratio:.2f}", spread, row.verdict)
             table.add_row(row.name, time_text(row.median), *rate, *compared, *percents)
         self._console.print(table)
+        if "gradient_bytes" in case.about:
+            self.line(_roofline(case))
         if not is_trustworthy(case):
             self.line(
                 f"{case.name}: the same code differs from itself, so this run is too noisy to "
@@ -175,6 +179,18 @@ class ConsoleReport:
             table.add_row(figure.label, f"{figure.number:.3g} {figure.unit}", spread, verdict)
         if table.row_count:
             self._console.print(table)
+
+
+def _roofline(case: Case) -> str:
+    """Return how long an average must take that reads and writes each gradient in memory once."""
+    gradients, rate = case.about["gradient_bytes"], case.about["memory_bytes_per_second"]
+    pairs = zip(case.values[HVDTRAIN], case.values[NO_COMMUNICATION], strict=True)
+    added = median(ours - bare for ours, bare in pairs)
+    return (
+        f"an average reads and writes {_MEGA * gradients:.0f} MB on each rank, in at least "
+        f"{time_text(2 * gradients / rate)} at {_GIGA * rate:.1f} GB/s, as all ranks copy at once; "
+        f"{HVDTRAIN} adds {time_text(added)} to a step"
+    )
 
 
 def _costs_of(case: Case) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import time
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from itertools import product
+from statistics import median
 from typing import Any
 
 import torch
@@ -43,6 +45,7 @@ from hvdtrain_bench.harness.settings import OPTIMIZERS
 from hvdtrain_bench.harness.turns import Bench, Contender
 
 _AGAIN = "hvdtrain again"
+_COPIED_BYTES, _COPIES = 256 << 20, 9
 _HAS_REPLICATE = find_spec("torch.distributed._composable.replicate_with_fsdp") is not None
 
 
@@ -52,6 +55,7 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
     if not _HAS_REPLICATE:
         bench.result.skipped[REPLICATE] = "this torch has none that is made of FSDP"
     settings = bench.settings
+    rate = _memory_rate(bench.ranks)
     for key, factor, optimizer in product(settings.models, settings.batches, settings.optimizers):
         model = MODELS[key]
         samples = factor * model.batch
@@ -67,8 +71,23 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
             "title": model.title,
             "samples": samples,
             "optimizer": optimizer,
+            "gradient_bytes": sum(weight.nbytes for weight in first_weights(model)),
+            "memory_bytes_per_second": rate,
         }
         bench.add(name, seconds, HVDTRAIN, _AGAIN, **about)
+
+
+def _memory_rate(ranks: Ranks) -> float:
+    """Return the bytes a second that each rank reads and writes while all of them copy."""
+    source = torch.ones(_COPIED_BYTES // 4)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(_COPIES):
+        ranks.meet()
+        started = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - started)
+    return 2 * _COPIED_BYTES / ranks.largest(median(seconds))
 
 
 def with_hvdtrain(
