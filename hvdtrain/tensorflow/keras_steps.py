@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -82,7 +83,7 @@ def faster_steps(kind: Any) -> dict[str, Any]:
         suits = (
             all(type(value) in (bool, int, float) for _, value in settings)
             and _suits(gradient, variable)
-            and has_same_bits(kind, settings, variable.dtype)
+            and _has_same_bits(kind, settings, variable.dtype)
         )
         (step if suits else of_keras)(self, gradient, variable, learning_rate)
 
@@ -102,25 +103,31 @@ def _suits(gradient: Any, variable: Variable) -> bool:
 
 
 @cache
-def has_same_bits(kind: Any, settings: tuple[tuple[str, Any], ...], dtype: tf.DType) -> bool:
+def _has_same_bits(kind: Any, settings: tuple[tuple[str, Any], ...], dtype: tf.DType) -> bool:
     """Return whether steps on random numbers are those of Keras, to the bit."""
+    # A function that is traced in this thread would note the variables, and may not make any.
+    with ThreadPoolExecutor(1) as thread:
+        ends = [
+            thread.submit(_end_of, step, kind, dict(settings), dtype)
+            for step in (kind.update_step, _STEPS[kind][0])
+        ]
+    try:
+        return ends[0].result() == ends[1].result()
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError):  # it is of another Keras
+        return False
+
+
+def _end_of(step: Step, kind: Any, settings: Mapping[str, Any], dtype: tf.DType) -> list[bytes]:
     random = np.random.default_rng(0)
-    drawn = random.normal(size=[_TIMES + 1, _COUNT]) * np.exp(
-        5 * random.normal(size=[_TIMES + 1, _COUNT])
-    )
-    ends = []
-    with tf.init_scope(), tf.device("CPU:0"):
-        for step in (kind.update_step, _STEPS[kind][0]):
-            # Names of their own: Keras would number those that the program makes later.
-            optimizer = kind(0.1, name="hvdtrain", **dict(settings))
-            variable = keras.Variable(drawn[0], dtype=dtype.name, name="hvdtrain")
-            optimizer.build([variable])
-            try:
-                for number in range(_TIMES):
-                    optimizer._iterations.assign(number)
-                    gradient = tf.constant(drawn[1 + number], dtype)
-                    step(optimizer, gradient, variable.value, optimizer.learning_rate)
-            except (AttributeError, TypeError, ValueError):  # it is of another Keras
-                return False
-            ends.append([each.numpy().tobytes() for each in (variable, *optimizer.variables)])
-    return ends[0] == ends[1]
+    shape = _TIMES + 1, _COUNT
+    drawn = random.normal(size=shape) * np.exp(5 * random.normal(size=shape))
+    with tf.device("CPU:0"):
+        # Names of their own: Keras would number those that the program makes later.
+        optimizer = kind(0.1, name="hvdtrain", **settings)
+        variable = keras.Variable(drawn[0], dtype=dtype.name, name="hvdtrain")
+        optimizer.build([variable])
+        for number, gradient in enumerate(drawn[1:]):
+            optimizer._iterations.assign(number)
+            given = tf.constant(gradient, dtype)
+            step(optimizer, given, variable.value, optimizer.learning_rate)
+        return [each.numpy().tobytes() for each in (variable, *optimizer.variables)]

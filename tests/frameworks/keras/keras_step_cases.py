@@ -109,6 +109,24 @@ def keras_takes_the_steps_of_what_does_not_suit() -> None:
         assert ends[0] == ends[1]
 
 
+def a_function_that_is_traced_again_has_another_optimizer() -> str:
+    tf = importlib.import_module("tensorflow")
+    makes = [partial(kinds.Adam, 0.1, beta_1=beta) for beta in (0.3, 0.4)]
+    optimizers = [distributed(make, "1") for make in makes]
+    variables = [keras.Variable(np.ones([9, 2]), name=f"traced{n}") for n in range(2)]
+    for optimizer, variable in zip(optimizers, variables, strict=True):
+        optimizer.build([variable])
+
+    def apply(number: int, gradient: Any) -> None:  # may make no variables when traced again
+        optimizers[number].apply([gradient], [variables[number]])
+
+    step = tf.function(apply, autograph=False)
+    for number in range(2):
+        step(number, tf.ones([9, 2]))
+        assert step.experimental_get_tracing_count() == number + 1
+    return digest(variables)
+
+
 def small_model(steps: str) -> Any:
     keras.utils.set_random_seed(4)
     inputs = keras.Input([4])
