@@ -65,6 +65,7 @@ class Config:
     shared_memory: str = _variable("1", _choice("0", "1", "numpy"))
     torch_allocator: bool = _variable(True, _switch)
     torch_steps: bool = _variable(True, _switch)
+    keras_steps: bool = _variable(True, _switch)
     tensorflow_allocator: bool = _variable(True, _switch)
     halves_in_float32: bool = _variable(False, _switch)
     deterministic: bool = _variable(False, _switch)

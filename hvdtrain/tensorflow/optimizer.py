@@ -149,9 +149,14 @@ def _reducing_class(optimizer: object) -> Any:
             "DistributedOptimizer takes an optimizer of tf.keras, tf_keras or tf.compat.v1.train, "
             f"got {kind.__name__}"
         )
+    members: dict[str, Any] = {}
+    if mixin is _KerasOptimizerMixin:
+        from hvdtrain.tensorflow.keras_steps import faster_steps  # imports Keras 3
+
+        members = faster_steps(kind)
     # Keras finds the class by this name, so that a saved model loads without hvdtrain.
     module = public if kind.__module__.startswith(package) else kind.__module__
-    return type(kind.__name__, (mixin, kind), {"__module__": module})
+    return type(kind.__name__, (mixin, kind), {"__module__": module, **members})
 
 
 class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]

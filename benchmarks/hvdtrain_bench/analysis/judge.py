@@ -215,6 +215,7 @@ NO_COMMUNICATION = "no communication"
 AVERAGE, AVERAGE_AGAIN = "average", "average again"
 ALONE, WHOLE = "one rank alone", "one rank, whole batch"
 HVDTRAIN, FUSED, SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
+OPTIMIZER = "hvdtrain, optimizer of Keras"
 FUSED_LIMIT = "no communication, fused"
 DDP_COPIES = "DDP, batched copies"
 DEEPSPEED = "DDP, DeepSpeed's all-reduce"
@@ -341,10 +342,10 @@ def _of_collectives(result: Result) -> Iterator[Figure]:
 
 def _of_steps(result: Result) -> Iterator[Figure]:
     for case in result.cases:
-        yield from _ratios(case, NO_COMMUNICATION, [HVDTRAIN, SHARDED])
+        yield from _ratios(case, NO_COMMUNICATION, [HVDTRAIN, OPTIMIZER, SHARDED])
         yield from _ratios(case, FUSED_LIMIT, [FUSED, SHARDED])
         for peer in ("DDP", DDP_COPIES, DEEPSPEED, REPLICATE, "Horovod"):
-            yield from _ratios(case, peer, [HVDTRAIN, SHARDED])
+            yield from _ratios(case, peer, [HVDTRAIN, OPTIMIZER, SHARDED])
 
 
 def _of_idle(result: Result) -> Iterator[Figure]:

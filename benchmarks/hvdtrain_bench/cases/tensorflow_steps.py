@@ -18,7 +18,7 @@ import tensorflow as tf
 import hvdtrain
 import hvdtrain.keras as hvd_keras
 import hvdtrain.tensorflow as hvd
-from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION, SHARDED
+from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION, OPTIMIZER, SHARDED
 from hvdtrain_bench.cases.checked import Agreement
 from hvdtrain_bench.cases.keras_fits import CLASSES, HIDDEN, INPUTS, FirstWeights, mlp
 from hvdtrain_bench.cases.peers import find_horovod
@@ -111,11 +111,13 @@ def _contenders(
 
     own = f"hvdtrain {hvdtrain.__version__}, {version}"
     tape = StepLibrary(tape=hvd.DistributedGradientTape)
+    optimizer = StepLibrary(optimizer=hvd_keras.DistributedOptimizer)
     sharded = StepLibrary(optimizer=lambda each: hvd_keras.DistributedOptimizer(each, sharded=True))
     found = [
         agreement.without_communication(NO_COMMUNICATION, version, trainer(StepLibrary())),
         agreement.together(HVDTRAIN, own, trainer(tape)),
         agreement.together(_AGAIN, own, trainer(tape)),
+        agreement.together(OPTIMIZER, own, trainer(optimizer)),
         agreement.together(SHARDED, own, trainer(sharded)),
     ]
     if strategy is not None:

@@ -134,6 +134,10 @@ class Backend:
         """Make a model trace its step again if dense gradients may become sparse."""
         return None
 
+    def faster_steps(self, kind: type) -> dict[str, Any]:
+        """Return methods with which a subclass of an optimizer's class steps faster, if any."""
+        return {}
+
     def do_not_compile(self, function: F) -> F:
         """Keep the backend's compiler of user functions from rewriting a function."""
         return function

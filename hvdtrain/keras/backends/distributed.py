@@ -522,6 +522,7 @@ def distribute(
         "__module__": module,
         "apply": current_backend().do_not_compile(mixin.apply),
         "hvdtrain_class": kind,
+        **current_backend().faster_steps(kind),
     }
     if optimizer.built and reduction.weights is not None:
         reduction.weights.note_built(optimizer, is_new=False)

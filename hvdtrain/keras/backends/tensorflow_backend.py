@@ -18,6 +18,7 @@ from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.differentiable import size_as
 from hvdtrain.tensorflow.gradients import as_dense, reduce_layouts
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
+from hvdtrain.tensorflow.keras_steps import faster_steps
 from hvdtrain.types import ReduceOp
 
 _FLAG = tf.TensorSpec([], tf.bool)
@@ -29,6 +30,7 @@ class TensorFlowBackend(Backend):
     as_dense = staticmethod(as_dense)
     size_like = staticmethod(lambda gradient, process_set: size_as(gradient.dtype, process_set))
     weight_sums = staticmethod(weight_sums)
+    faster_steps = staticmethod(faster_steps)
     do_not_compile = staticmethod(do_not_convert)
     is_tracing = staticmethod(tf.inside_function)
     outside_traces = staticmethod(tf.init_scope)

@@ -11,6 +11,7 @@ from tensorflow_environment import keras_variables, tensorflow_python
 
 WORKER = Path(__file__).with_name("keras_worker.py")
 TRAINING = "ranks_together_give_what_one_gives"
+STEPS, FITS = "steps_have_the_bits_of_keras", "fits_saves_and_loads_are_the_same"
 WARNING = "plain_optimizers_are_warned_of"
 
 
@@ -52,6 +53,12 @@ def test_training_with_jax() -> None:
     cases = [TRAINING, WARNING, "one_rank_evaluates_alone", "float8_trains_as_on_one_rank"]
     done = run("jax", 2, cases, {})
     assert (done["engine"], len(done["digests"])) == ("mpi", 2)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.soak
+def test_steps_on_other_numbers_of_ranks(size: int) -> None:
+    assert len(run("tensorflow", size, [STEPS, FITS], {})["digests"]) == 2
 
 
 @pytest.mark.soak
