@@ -1,32 +1,37 @@
 #!/bin/bash
 # Runs a command as if on host nodea, with a host nodeb behind a link of 1 Gbit/s: two network
-# namespaces on this machine, joined by a pair of virtual cards that tc slows down. As root, with
+# namespaces on this machine, whose virtual cards a bridge joins and tc slows down. As root, with
 # iproute2 and Open MPI:
 #
 #     benchmarks/slow_link.sh python -m hvdtrain bench collectives -np 4 -hostfile HOSTS
 #
 # The word HOSTS becomes the name of a hostfile with two slots on each host; SLOTS=1 makes it one.
-# RATE=10gbit names another rate. Nothing of it is left behind.
+# RATE=10gbit names another rate, NODES=8 makes hosts nodea to nodeh. Nothing of it is left behind.
 set -euo pipefail
 
 rate=${RATE:-1gbit}
 work=$(mktemp -d)
-nodes=(nodea nodeb)
-trap 'for node in "${nodes[@]}"; do ip netns del "hvd-$node" 2> /dev/null || true; done; rm -rf "$work"' EXIT
+nodes=({a..z})
+nodes=("${nodes[@]:0:${NODES:-2}}")
+nodes=("${nodes[@]/#/node}")
+trap 'for node in "${nodes[@]}" switch; do ip netns del "hvd-$node" 2> /dev/null || true; done; rm -rf "$work"' EXIT
 
+echo '127.0.0.1 localhost' > "$work/names"
+ip netns add hvd-switch
+ip -n hvd-switch link add bridge type bridge
+ip -n hvd-switch link set bridge up
 for node in "${nodes[@]}"; do
   ip netns add "hvd-$node"
   ip -n "hvd-$node" link set lo up
   echo "$node slots=${SLOTS:-2}" >> "$work/hosts"
+  address=10.77.0.$(wc -l < "$work/hosts")
+  echo "$address $node" >> "$work/names"
+  ip link add hvd0 netns "hvd-$node" type veth peer name "$node" netns hvd-switch
+  ip -n hvd-switch link set "$node" master bridge up
+  ip -n "hvd-$node" addr add "$address/24" dev hvd0
+  ip -n "hvd-$node" link set hvd0 up
+  tc -n "hvd-$node" qdisc add dev hvd0 root tbf rate "$rate" burst 1mb latency 50ms
 done
-ip link add hvd0 netns hvd-nodea type veth peer name hvd0 netns hvd-nodeb
-for end in 1 2; do
-  node=hvd-${nodes[end - 1]}
-  ip -n "$node" addr add "10.77.0.$end/24" dev hvd0
-  ip -n "$node" link set hvd0 up
-  tc -n "$node" qdisc add dev hvd0 root tbf rate "$rate" burst 1mb latency 50ms
-done
-printf '%s\n' '127.0.0.1 localhost' '10.77.0.1 nodea' '10.77.0.2 nodeb' > "$work/names"
 
 # node NODE COMMAND gives a command a name and a network of its own.
 cat > "$work/node" << NODE

@@ -17,10 +17,19 @@ TEXT = ENTRY.size + PROGRESS.size
 ENTRY_BYTES = 256
 
 
-def has_ended(process: int) -> bool:
-    """Return whether a process of this host has ended, whether or not its parent knows."""
+def begin_of(process: int) -> int:
+    """Return when a process of this host began, in ticks after its start; 0 if it has ended."""
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        state, *words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
-    return state in "ZX"
+        return 0
+    return 0 if state in "ZX" else int(words[18])
+
+
+def has_ended(process: int, began: int) -> bool:
+    """Return whether a process of this host has ended, whether or not its parent knows.
+
+    Another process may have its number by now, but began later.
+    """
+    now = begin_of(process)
+    return not now or began not in (0, now)

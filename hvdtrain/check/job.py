@@ -150,7 +150,13 @@ def _latencies(ranks: Ranks) -> dict[tuple[str, str], float]:
 
 
 def _links(ranks: Ranks) -> Iterator[Finding]:
-    pairs = sorted(_latencies(ranks).items(), key=lambda pair: -pair[1])
+    cores = defaultdict[str, list[frozenset[int]]](list)
+    for facts in ranks.values():
+        cores[facts["host"]].append(_cores(facts["bound_to"]))
+    # There a rank that is sent a message may first have to wait for a core.
+    crowded = {host for host, each in cores.items() if len(each) > len(frozenset().union(*each))}
+    pairs = [each for each in _latencies(ranks).items() if crowded.isdisjoint(each[0])]
+    pairs.sort(key=lambda pair: -pair[1])
     usual = pairs[-1 - len(pairs) // 4][1] if pairs else 0.0  # few pairs have the slow node
     slow = [f"{a} to {b} {taken:.0f} us" for (a, b), taken in pairs if taken > _SLOW * usual]
     if slow:

@@ -34,15 +34,17 @@ remove_unused() {
 }
 """
 _START = rf"""{_PREPARE}
-archive=$1; shift
+archive=$1 sent=$2; shift 2
 copy=$folder/$(basename "$archive" .tar)
 until exec 9>> "$copy.lock"; flock -s 9; [ /proc/self/fd/9 -ef "$copy.lock" ]; do :; done
 (
   flock -x 8
+  from=$archive
+  if [ -n "$sent" ] && [ -O "$sent" ]; then from=$sent; trap 'rm -f "$sent"' EXIT; fi
   [ ! -e "$copy/ready" ] || exit 0
   remove_unused
   rm -rf "$copy"
-  mkdir "$copy" && tar -xf "$archive" -C "$copy" || exit
+  mkdir "$copy" && tar -xf "$from" -C "$copy" || exit
   if [ -d "$copy/base" ]; then
     sed -i "s|^home = .*|home = $copy/base/bin|" "$copy/env/pyvenv.cfg" || exit
   fi
@@ -83,7 +85,21 @@ def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
         _pack(files, archive, apart)
     elif pack and archive.lstat().st_uid not in (0, os.getuid()):
         raise UsageError(f"--stage-env: {archive} is another user's: name a folder of your own")
-    return ("sh", "-c", _START, "hvdtrain", str(archive), *program[1:])
+    sent = _broadcast(archive, os.environ) if pack else ""
+    return ("sh", "-c", _START, "hvdtrain", str(archive), sent, *program[1:])
+
+
+def _broadcast(archive: Path, environ: Mapping[str, str]) -> str:
+    """Have Slurm send an archive to the nodes of its job; return where it is there, or ""."""
+    if environ.get("SLURM_JOB_NUM_NODES", "1") == "1":
+        return ""
+    # Jobs of one user may share a node.
+    sent = f"/tmp/hvdtrain-{environ.get('SLURM_JOB_ID')}.{os.getpid()}-{archive.name}"
+    try:
+        done = subprocess.run(["sbcast", str(archive), sent], check=False)
+    except OSError:
+        return ""
+    return "" if done.returncode else sent
 
 
 def _base_files() -> Iterator[Path]:

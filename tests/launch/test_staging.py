@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from job import Job
 from ranks import start
+from slurm import Slurm, require_slurm
 
 pytestmark = pytest.mark.long
 PACKAGES = ["hvdtrain", "click", "rich", "markdown_it", "mdurl", "pygments", "mpi4py", "numpy"]
@@ -62,6 +63,12 @@ def begin(shared: Path, node: Path, seconds: object) -> Job:
     return start([shared / "env/bin/python", "-m", "hvdtrain", *words], env={"TMPDIR": node})
 
 
+def dry_run(shared: Path) -> list[object]:
+    """Return a command that shows how one rank would be started."""
+    words = ["run", "--dry-run", "--stage-env", shared / "archives", "-np", 1]
+    return [shared / "env/bin/python", "-m", "hvdtrain", *words, shared / "rank.py", 0]
+
+
 def copies(node: Path) -> list[str]:
     return sorted(path.name for path in node.glob("hvdtrain-copies-*/*"))
 
@@ -89,6 +96,43 @@ def test_ranks_start_from_a_copy(environment: Path, node: Path) -> None:
         assert "is another user's: name a folder of your own" in done.stderr
         for each in archives:
             os.chown(each, 0, -1)
+
+
+@pytest.mark.slurm
+def test_slurm_sends_the_archive_to_its_nodes(environment: Path, node: Path) -> None:
+    require_slurm()
+    words = f"run --launcher mpirun --stage-env {environment}/archives {environment}/rank.py 0"
+    # Both nodes of this machine have one /tmp.
+    command = f'echo "$@" >> {node}/asked\nexec /usr/bin/sbcast --force "$@"'
+    (node / "sbcast").write_text(f"#!/bin/sh\n{command}\n")
+    (node / "sbcast").chmod(0o755)
+    script = node / "staged.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --output=staged.out\n"
+        f"export TMPDIR={node} PATH={node}:$PATH\n"
+        f"{environment}/env/bin/python -m hvdtrain {words}\n"
+        'echo "## $?"\n'
+    )
+    (node / "slurm").mkdir()
+    with Slurm(node / "slurm") as slurm:
+        slurm.submit(script, {})
+        slurm.wait_for_text(node / "staged.out", "## ")
+        slurm.wait(lambda: not copies(node), 60)
+    said = (node / "staged.out").read_text()
+    assert said.count(f"sum 3 {node}/hvdtrain-copies-") == 2, said
+    *_, archive, sent = (node / "asked").read_text().split()
+    assert re.fullmatch(rf"/tmp/hvdtrain-\d+\.\d+-{Path(archive).name}", sent)
+    assert not Path(sent).exists()
+
+
+def test_an_archive_that_was_sent_is_enough(environment: Path, node: Path) -> None:
+    begin(environment, node, 0).end(code=0)  # packs
+    line = start(dry_run(environment), env={"TMPDIR": node}).end(code=0).stdout
+    ((before, archive),) = re.findall(r"(hvdtrain (\S+\.tar) '')", line)
+    sent = Path(shutil.copy(archive, node / "sent.tar"))
+    staged = "sh -c" + line.partition(" sh -c")[2].replace(before, f"hvdtrain /no{archive} {sent}")
+    assert "sum 1" in start(["sh", "-c", staged], env={"TMPDIR": node}).end(code=0).stdout
+    assert not sent.exists()
 
 
 def test_killed_ranks_leave_nothing(environment: Path, node: Path) -> None:
@@ -124,10 +168,8 @@ def test_files_of_the_shared_file_system(environment: Path, node: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     python = environment / "env/bin/python"
-    words = ["run", "--dry-run", "--stage-env", environment / "archives", "-np", 1]
-    show = [python, "-m", "hvdtrain", *words, environment / "rank.py", 0]
     begin(environment, node, 0).end(code=0)  # packs
-    line = start(show, env={"TMPDIR": node}).end(code=0).stdout
+    line = start(dry_run(environment), env={"TMPDIR": node}).end(code=0).stdout
     staged = "sh -c" + line.partition(" sh -c")[2]
     plain = f"{python} -m hvdtrain script {environment}/rank.py 0"
     touched = {}

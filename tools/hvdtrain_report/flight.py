@@ -79,6 +79,7 @@ class Rank:
     rank: int
     host: str
     pid: int
+    began: int  # of the process, or 0
     engine: str
     oom_kills: int
     life: float
@@ -108,7 +109,7 @@ class Rank:
     def runs(self) -> bool:
         if self.host != socket.gethostname():
             return time.time() - self.life < _SILENT_SECONDS
-        return not has_ended(self.pid)
+        return not has_ended(self.pid, self.began)
 
     @property
     def may_run(self) -> bool:
@@ -155,6 +156,7 @@ def _rank(block: bytes) -> Rank:
         about["rank"],
         about["host"],
         about["pid"],
+        about.get("began", 0),
         about["engine"],
         about["oom kills"],
         life,

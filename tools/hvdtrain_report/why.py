@@ -246,7 +246,10 @@ def explain(verdict: Verdict, ranks: Sequence[Rank]) -> Iterator[str]:
     if verdict.at:
         moment = datetime.fromtimestamp(verdict.at).astimezone()
         at = f" at {moment.isoformat(' ', 'milliseconds')}"
-    yield f"{who}{on} failed first{at}: {_shortened(verdict.what)}"
+    fault = f"{who}{on} failed first{at}"
+    if verdict.cause == "stall" and ranks and all(rank.may_run for rank in ranks):
+        fault = f"the job is waiting for {who}{on}{at.replace('at', 'since', 1)}"
+    yield f"{fault}: {_shortened(verdict.what)}"
     own = [rank for rank in ranks if rank.rank in verdict.ranks]
     others = [rank for rank in ranks if rank.rank not in verdict.ranks]
     for title, group in (("it was", own), ("the others" if own else "the ranks", others)):

@@ -39,6 +39,7 @@ from hvdtrain.flight_layout import (
     RING,
     SIGN_OF_LIFE,
     TEXT,
+    begin_of,
     has_ended,
 )
 from hvdtrain.topology import Topology, runs_of
@@ -85,6 +86,7 @@ class FlightRecord:
             "rank": topology.rank,
             "host": host,
             "pid": os.getpid(),
+            "began": begin_of(os.getpid()),
             "engine": engine,
             "oom kills": _oom_kills(),
         }
@@ -183,7 +185,7 @@ class FlightRecord:
     def _ended_ranks(self) -> list[int]:
         """Return the ranks of this node whose processes have ended."""
         with suppress(OSError):
-            return [block.rank for block in _blocks(self._path) if has_ended(block.pid)]
+            return [block.rank for block in _blocks(self._path) if block.ended]
         return []
 
 
@@ -233,8 +235,13 @@ class _Block(NamedTuple):
     rank: int
     host: str
     pid: int
+    began: int
     life: float
     failed: bool
+
+    @property
+    def ended(self) -> bool:
+        return has_ended(self.pid, self.began)
 
 
 def _blocks(path: Path) -> list[_Block]:
@@ -246,7 +253,8 @@ def _blocks(path: Path) -> list[_Block]:
                 about = json.loads(data[:LIFE].partition(b"\n")[0])
                 life, _ = SIGN_OF_LIFE.unpack_from(data, LIFE)
                 failed = b'"kind": "error"' in data[NOTES:]
-                block = _Block(about["rank"], about["host"], about["pid"], life, failed)
+                own = about["rank"], about["host"], about["pid"], about.get("began", 0)
+                block = _Block(*own, life, failed)
                 found[block.rank] = block
             file.seek(BLOCK_BYTES - FAULT, os.SEEK_CUR)
     return list(found.values())
@@ -273,7 +281,7 @@ def _remove_before(path: Path, host: str) -> None:
             blocks, silent = _blocks(other), time.time() - other.stat().st_mtime
             own = any(block.host == host and block.pid == os.getpid() for block in blocks)
             ended = [
-                has_ended(block.pid)
+                block.ended
                 if block.host == host
                 else min(silent, time.time() - block.life) > _SILENT_SECONDS
                 for block in blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -25,7 +26,6 @@ from hvdtrain.engines.mpi.failures import (
     MpiFailures,
     duplicate_comm,
     free_comm,
-    split_comm,
 )
 from hvdtrain.engines.mpi.flat import MPI_OPS, MPI_TYPES, FlatMpi, GpuMpi, memory
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, NodeSlices, open_hierarchy
@@ -124,14 +124,12 @@ class MpiCommunicator(Communicator):
         if nodes is None or len(nodes) == 1:
             return
         if len(set(nodes)) == 1 and kernel is not None:
-            rank, gather = comm.Get_rank(), comm.allgather
+            terms = kernel, comm.Get_rank(), comm.Get_size(), comm.allgather
             if failures is None:
                 # Any MPI call detects that mpirun has ended.
-                self._node_group = open_node_group(kernel, rank, gather, comm.Iprobe)
+                self._node_group = open_node_group(*terms, comm.Iprobe)
             else:
-                self._node_group = open_node_group(
-                    kernel, rank, gather, failures.check, CHECK_SECONDS
-                )
+                self._node_group = open_node_group(*terms, failures.check, CHECK_SECONDS)
         else:
             self._hierarchy = open_hierarchy(comm, nodes, kernel, failures)
 
@@ -238,12 +236,14 @@ class MpiCommunicator(Communicator):
     @collective
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         member = self.rank in ranks
-        color = 0 if member else MPI.UNDEFINED
-        key = list(ranks).index(self.rank) if member else 0
-        if self._failures is not None and list(ranks) == list(range(self.size)):
+        if self._failures is None:
+            # All know the ranks, which MPI_Comm_split would gather from all.
+            comm = cast("MPI.Intracomm", self._comm.Create(self._comm.Get_group().Incl(ranks)))
+        elif list(ranks) == list(range(self.size)):
             comm = self._failures.duplicate(self._comm)
         else:
-            comm = split_comm(self._failures, self._comm, color, key)
+            key = list(ranks).index(self.rank) if member else 0
+            comm = self._failures.split(self._comm, 0 if member else MPI.UNDEFINED, key)
         if not member:
             return None
         nodes = None if self._nodes is None else [self._nodes[rank] for rank in ranks]

@@ -20,7 +20,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.mpi.start_watch import end_job_if_a_rank_ends
-from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
+from hvdtrain.engines.shared_memory.kernel import agree_on_kernel, load_kernel
 from hvdtrain.engines.shared_memory.memory import (
     detect_nodes,
     failure_from_error,
@@ -115,21 +115,24 @@ def _open(
     from hvdtrain.engines.mpi.flat import gpu_devices
 
     nodes = detect_nodes(world.allgather)
-    machines = world.allgather(machine_identity())
+    compiled = config.shared_memory == "1"
+    own = machine_identity(), gpu_devices(), compiled and load_kernel() is not None
+    machines, gpus, found = zip(*world.allgather(own), strict=True)
     shares = config.shared_memory != "0"
     reason = nodes if isinstance(nodes, str) else unreadable_peers(nodes, machines)
     if reason and shares and world.Get_rank() == 0:
         warn_once(reason)
     if isinstance(nodes, str):
         nodes, shares = _nodes_by_mpi(MPI, world), False
-    compiled = config.shared_memory == "1"
-    kernel = agree_on_kernel(world.Get_rank(), world.allgather) if compiled else None
-    gpus = frozenset.intersection(*world.allgather(gpu_devices()))
+    kernel = agree_on_kernel(world.Get_rank(), found) if compiled else None
+    everywhere = frozenset.intersection(*gpus)
     shared = nodes if shares else None
     return EngineWorld(
         engine="mpi",
         library=library,
-        communicator=MpiCommunicator(world, config.chunk_bytes, shared, kernel, gpus, failures),
+        communicator=MpiCommunicator(
+            world, config.chunk_bytes, shared, kernel, everywhere, failures
+        ),
         nodes=nodes,
         hostnames=tuple(name for _, name in machines),
         failures=failures,

@@ -199,13 +199,13 @@ def open_hierarchy(
 def _open_node(
     local: MPI.Comm, kernel: ctypes.CDLL | None, failures: MpiFailures | None
 ) -> _AnyNodeGroup | None:
+    terms = local.Get_rank(), local.Get_size(), local.allgather
     if kernel is None:
-        tried = share_memory(1, local.Get_rank(), local.Get_size(), local.allgather)
-        return None if tried is None else NumpyNodeGroup(local)
+        return None if share_memory(1, *terms) is None else NumpyNodeGroup(local)
     if failures is None:
-        return open_node_group(kernel, local.Get_rank(), local.allgather)
+        return open_node_group(kernel, *terms)
     # The rank for which this one waits may itself wait for one of another node that has ended.
-    return open_node_group(kernel, local.Get_rank(), local.allgather, failures.check, CHECK_SECONDS)
+    return open_node_group(kernel, *terms, failures.check, CHECK_SECONDS)
 
 
 @collective

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_uint64
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Protocol, cast
 
-from hvdtrain.collective import collective
 from hvdtrain.compiled import KernelError, find_library, open_library, report_missing
-from hvdtrain.engines.communicator import Gather
 from hvdtrain.types import DType, ReduceOp
 
 _SOURCE = Path(__file__).with_name("node_kernel.c")
@@ -110,15 +109,13 @@ def load_calls() -> KernelCalls | None:
         return None
 
 
-@collective
-def agree_on_kernel(rank: int, allgather: Gather) -> ctypes.CDLL | None:
+def agree_on_kernel(rank: int, found: Sequence[bool]) -> ctypes.CDLL | None:
     """Return the library if all ranks have it, else None; the first rank without it logs why."""
-    kernel = load_kernel()
-    lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
+    lacking = [number for number, has in enumerate(found) if not has]
     if lacking[:1] == [rank]:
         path = find_library(_MODULE, _SOURCE.parent)
         report_missing(path, "ranks of a node add with numpy", why_no_kernel())
-    return None if lacking else kernel
+    return None if lacking else load_kernel()
 
 
 def why_no_kernel() -> str:

@@ -20,7 +20,7 @@ import resource
 import secrets
 import socket
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -162,37 +162,44 @@ class NodeArena:
 
 
 @collective
-def share_memory(nbytes: int, rank: int, size: int, allgather: Gather) -> NodeMemory | None:
+def share_memory(
+    nbytes: int,
+    rank: int,
+    size: int,
+    allgather: Gather,
+    meet: Callable[[Sequence[int], Sequence[int]], SystemFailure] = lambda *_: SystemFailure(),
+) -> NodeMemory | None:
     """Allocate `nbytes` of zeros on every rank of a node, writable by all of them.
 
     All pages are reserved before any is written: a page missing later would kill the process with
-    SIGBUS. If memory cannot be allocated, the first rank warns once.
+    SIGBUS. If memory cannot be allocated, the first rank warns once. `meet` is told the process of
+    each rank, and its cores as the bits of a number, and may refuse: that saves messages.
     """
-    # All ranks check before any allocates: otherwise the out-of-memory killer might end a process.
-    reason = agree_on_failure(allgather(_check_free_memory(nbytes * size)))
-    parts = None
-    if not reason:
-        parts, reason = _share(nbytes, rank, size, allgather)
-    if reason and rank == 0:
-        warn_once(f"each of {size} ranks cannot share {nbytes >> 10:,} KiB ({reason})")
-    return None if reason or parts is None else NodeMemory(parts)
 
+    def told(failure: SystemFailure) -> SystemFailure:
+        text = f"each of {size} ranks cannot share {nbytes >> 10:,} KiB ({failure.reason})"
+        return failure._replace(reason=failure.reason and text)
 
-def _share(
-    nbytes: int, rank: int, size: int, allgather: Gather
-) -> tuple[list[np.typing.NDArray[np.uint8]] | None, str]:
-    """Allocate and map the parts of all ranks; return them, or the reason why a rank cannot."""
     # In one file, which each rank opens and maps once, however many there are.
     descriptor, failure = _create_file(_NAME) if rank == 0 else (None, SystemFailure())
     try:
-        process, number, failure = allgather((os.getpid(), descriptor, failure))[0]
-        if reason := agree_on_failure([failure]):
-            return None, reason
-        parts, failure = _map_parts(f"/proc/{process}/fd/{number}", nbytes, rank, size)
-        return parts, agree_on_failure(allgather(failure))
+        # All ranks check before any allocates: the out-of-memory killer might end a process.
+        failure = told(failure if any(failure) else _check_free_memory(nbytes * size))
+        cores = sum(1 << core for core in os.sched_getaffinity(0))
+        every = allgather((os.getpid(), cores, descriptor, failure))
+        reason, parts = agree_on_failure(failure for *_, failure in every), None
+        if not reason:
+            refused = meet([process for process, *_ in every], [cores for _, cores, *_ in every])
+            path = f"/proc/{every[0][0]}/fd/{every[0][2]}"
+            parts, failure = _map_parts(path, nbytes, rank, size)
+            failure = refused if any(refused) else told(failure)
+            reason = agree_on_failure(allgather(failure))
     finally:
         if descriptor is not None:
             os.close(descriptor)
+    if reason and rank == 0:
+        warn_once(reason)
+    return None if reason or parts is None else NodeMemory(parts)
 
 
 @cache

@@ -24,10 +24,8 @@ from hvdtrain.engines.shared_memory.memory import (
     NodeArena,
     NodeMemory,
     SystemFailure,
-    agree_on_failure,
     failure_from_error,
     share_memory,
-    warn_once,
 )
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
@@ -373,31 +371,32 @@ _SPIN_NANOSECONDS = 100_000
 def open_node_group(
     kernel: ctypes.CDLL,
     rank: int,
+    size: int,
     allgather: Gather,
     check_launcher: Callable[[], object] = bool,
     check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node."""
-    processes = allgather((os.getpid(), sum(1 << core for core in os.sched_getaffinity(0))))
-    following = sorted(range(len(processes)), key=lambda number: number <= rank)
-    others = {processes[number][0]: number for number in following if number != rank}
-    peers, failure, memory = None, SystemFailure(), None
+    peers, spin = None, 0
+
+    def watch(processes: Sequence[int], cores: Sequence[int]) -> SystemFailure:
+        nonlocal peers, spin
+        size = len(processes)
+        following = sorted(range(size), key=lambda number: number <= rank)
+        others = {processes[number]: number for number in following if number != rank}
+        spin = _SPIN_NANOSECONDS if size <= reduce(or_, cores).bit_count() else 0
+        try:
+            peers = Peers(others, size, check_launcher, check_seconds)
+        except (AttributeError, OSError) as error:
+            return failure_from_error(error, "pidfd_open")
+        return SystemFailure()
+
+    memory, nbytes = None, SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
     try:
-        peers = Peers(others, len(processes), check_launcher, check_seconds)
-    except (AttributeError, OSError) as error:
-        failure = failure_from_error(error, "pidfd_open")
-    try:
-        if reason := agree_on_failure(allgather(failure)):
-            if rank == 0:
-                warn_once(reason)
-        else:
-            nbytes = SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
-            memory = share_memory(nbytes, rank, len(processes), allgather)
+        memory = share_memory(nbytes, rank, size, allgather, watch)
     finally:
         if memory is None and peers is not None:
             peers.close()
     if memory is None or peers is None:
         return None
-    cores = reduce(or_, (cores for _, cores in processes))
-    spin = _SPIN_NANOSECONDS if len(processes) <= cores.bit_count() else 0
     return NodeGroup(kernel, rank, memory, peers, allgather, spin)

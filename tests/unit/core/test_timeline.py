@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import resource
 import socket
 import subprocess
@@ -132,7 +133,7 @@ def test_a_failure_after_a_stall_is_the_first_one(
     assert not why.main([str(tmp_path)], standalone_mode=False)
     runs, stalls, *_ = capsys.readouterr().out.splitlines()
     assert "the job is running: ranks 0, 1" in runs
-    assert stalls.startswith(f"rank 1 on {socket.gethostname()} failed first")
+    assert stalls.startswith(f"the job is waiting for rank 1 on {socket.gethostname()} since 2")
     second.note("error", text)
     found = judge(read_ranks([path]), None)
     assert (found.cause, found.ranks) == (cause, (1,))
@@ -147,6 +148,16 @@ def test_a_failure_after_a_stall_is_the_first_one(
     for no_time in (b"\x7f" * 8, b"\xff" * 8):
         path.write_bytes(ended[:life] + no_time + ended[life + 8 :])
         assert not why.main([str(tmp_path)], standalone_mode=False)
+
+
+def test_another_process_with_the_number_of_one_that_has_ended(tmp_path: Path) -> None:
+    record = flight_record(tmp_path)
+    (path,) = record_files(tmp_path)
+    assert [rank.runs for rank in read_ranks([path])] == [True]
+    (began,) = re.findall(rb'"began": (\d+)', data := path.read_bytes())
+    path.write_bytes(data.replace(began, b"1".ljust(len(began))))
+    assert [rank.runs for rank in read_ranks([path])] == [False]
+    record.close()
 
 
 def test_more_channels_than_a_flight_record_has_room_for(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def in_processes(size: int, work: Callable[[NodeGroup, int], None]) -> list[int 
 
     def run(rank: int) -> None:
         assert KERNEL is not None
-        team = open_node_group(KERNEL, rank, meeting.gather(rank))
+        team = open_node_group(KERNEL, rank, size, meeting.gather(rank))
         assert team is not None
         work(team, rank)
         team.close()
@@ -136,7 +136,7 @@ def test_a_node_with_64_ranks() -> None:
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_every_half_is_scaled_in_float32_and_rounded_once(dtype: DType) -> None:
     assert KERNEL is not None
-    team, kind = open_node_group(KERNEL, 0, lambda value: [value]), getattr(torch, dtype.value)
+    team, kind = open_node_group(KERNEL, 0, 1, lambda value: [value]), getattr(torch, dtype.value)
     assert team is not None
     for factor in (1.0, 1 / 3, 1e-4, 300.0):
         found = np.arange(1 << 16, dtype=np.uint16)
@@ -157,7 +157,7 @@ def test_without_memory_to_share() -> None:
 
 def _instead(value: object) -> object:
     tells = isinstance(value, tuple) and not isinstance(value, SystemFailure)
-    return (os.getpid(), None, SystemFailure("none here")) if tells else value
+    return (os.getpid(), 1, None, SystemFailure("none here")) if tells else value
 
 
 def _remove(group: Path) -> None:

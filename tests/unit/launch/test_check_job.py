@@ -50,6 +50,8 @@ def stuck(peer: int) -> dict[str, Any]:
         ({3: SLOW_CPU, 4: SLOW_CPU}, False, "CPU: fast on node[0-2], node5, slow on node[3-4]"),
         ({0: SMALL}, False, "memory: 32 GiB on node0, 64 GiB on node[1-5]: the slowest decides"),
         ({0: TO_3, 3: FROM_3}, False, "slow: node0 to node3 900 us, node3 to node4 800 us, others"),
+        # Without a core for each rank of a node, its messages say nothing.
+        ({0: TO_3, 3: {"bound_to": ""}}, False, "rank 3 on node3: 0 core for all of them:"),
         ({0: AHEAD}, False, "clocks: node4 -70.0 s: logs"),
         ({0: OWN_AHEAD}, False, "clocks: node0 +9.0 s: logs"),
         ({3: BLOCKED}, True, "node3: the next node is not reached on hsn0 (timed out): open"),
