@@ -18,7 +18,7 @@ from hvdtrain.core.membership import (
     start_watches,
 )
 from hvdtrain.core.recruiter import Recruiter
-from hvdtrain.core.timeline.records import JoinTimes, RecoveryTimes, read_clock
+from hvdtrain.core.timeline.records import read_clock
 from hvdtrain.core.timeline.start_stop import Recording
 from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
 from hvdtrain.errors import HvdtrainError, RanksLostError
@@ -87,11 +87,10 @@ def open_next(
     here.vacancies = opened.told.vacancies
     here.followers.catch_up(opened.states)
     lost, ended = tuple(sorted({*range(size)}.difference(members))), time.perf_counter()
-    if here.recording is not None and lost:
-        here.recording.times.recoveries.append(RecoveryTimes(began, ended, lost, size))
     joined = tuple(rank for rank, number in enumerate(members) if number == JOINED)
-    if here.recording is not None and joined:
-        here.recording.times.joins.append(JoinTimes(began, ended, joined, len(members)))
+    if here.recording is not None:
+        here.recording.times.note_lost(began, ended, lost, size)
+        here.recording.times.note_joined(began, ended, joined, len(members))
     recruit(here)
     start_seconds = 0.0 if taken is None else taken.ready_after or 0.0
     return here, Recovery(lost, size, len(members), ended - began, joined, start_seconds)
