@@ -179,7 +179,11 @@ def _open(
         recording = _join_recording(telling is None, told, world.communicator)
         followers.world = told.worlds
         states = followers.compare(world.communicator)
-        _open_process_sets(here, told.process_sets)
+        for number, members in sorted(told.process_sets.items()):
+            if members:
+                channel = here.open_channel(members, f"process set {number}")
+                if channel is not None:
+                    here.process_set_channels[number] = channel
         opened = _Opened(here, told, states, recording)
     except Exception as error:
         if not isinstance(world.communicator.explained(error), RanksLostError):
@@ -228,16 +232,6 @@ def _join_recording(joins: bool, told: _Told, communicator: Communicator) -> Rec
         return None
     path, marks_rounds, zero = told.recording
     return Recording(path, marks_rounds, reading, zero)
-
-
-@collective
-def _open_process_sets(here: Context, process_sets: Mapping[int, list[int]]) -> None:
-    """Open the channels of the process sets that have ranks left."""
-    for number, members in sorted(process_sets.items()):
-        if members:
-            channel = here.open_channel(members, f"process set {number}")
-            if channel is not None:
-                here.process_set_channels[number] = channel
 
 
 def _numbered(ranks: Sequence[int], members: Sequence[int]) -> list[int]:

@@ -329,7 +329,14 @@ class PlannedAllreduce(Operation):
         operations = (self, *cast("Sequence[PlannedAllreduce]", others))
         pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
-            self._reduce_together(communicator, part, memory)
+            starts = [0, *accumulate(buffer.nbytes for _, buffer in part)]
+            base = memory.pointer
+            for (source, buffer), start in zip(part, starts, strict=False):
+                memmove(base + start, source.pointer, buffer.nbytes)
+            whole = memory.slice(0, starts[-1]).view(self.plan.dtype)
+            self._reduce(communicator, whole, whole)
+            for (_, buffer), start in zip(part, starts, strict=False):
+                memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce_all(self, others: Sequence[Operation], communicator: Communicator) -> bool:
         """Reduce operations in one call of the engine; return whether it has done so."""
@@ -340,21 +347,6 @@ class PlannedAllreduce(Operation):
         if self.plan.divides:
             _divide((self, *others), communicator.size)
         return True
-
-    def _reduce_together(
-        self,
-        communicator: Communicator,
-        pairs: Sequence[BufferPair],
-        memory: Buffer,
-    ) -> None:
-        starts = [0, *accumulate(buffer.nbytes for _, buffer in pairs)]
-        base = memory.pointer
-        for (source, buffer), start in zip(pairs, starts, strict=False):
-            memmove(base + start, source.pointer, buffer.nbytes)
-        whole = memory.slice(0, starts[-1]).view(self.plan.dtype)
-        self._reduce(communicator, whole, whole)
-        for (_, buffer), start in zip(pairs, starts, strict=False):
-            memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
         size, plan = communicator.size, self.plan
