@@ -180,7 +180,14 @@ def connect(
 ) -> Group:
     """Connect the members' GPUs; `gather` gathers the bytes of each member."""
     records = gather(bytes([halves_in_float32]) + _digest(device))
-    _require_own_devices([record[1:] for record in records], members, device)
+    digests = [record[1:] for record in records]
+    for rank, digest in enumerate(digests):
+        if (first := digests.index(digest)) != rank:
+            raise UnsupportedError(
+                f"[rank {members.rank}/{members.size}] engine nccl: ranks {first} and {rank} have "
+                f"the same GPU (here {device}): call torch.cuda.set_device(hvd.local_rank()) "
+                "before anything is put on a GPU, start one rank for each GPU, or use engine mpi"
+            )
     # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
     torch.cuda.synchronize(device)
     wide = GLOO_WIDE if any(record[0] for record in records) else NCCL_WIDE
@@ -193,16 +200,6 @@ def _digest(device: torch.device) -> bytes:
     host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
     uuid = torch.cuda.get_device_properties(device).uuid
     return blake2b(f"{host} {uuid}".encode(), digest_size=16).digest()
-
-
-def _require_own_devices(digests: list[bytes], members: Members, device: torch.device) -> None:
-    for rank, digest in enumerate(digests):
-        if (first := digests.index(digest)) != rank:
-            raise UnsupportedError(
-                f"[rank {members.rank}/{members.size}] engine nccl: ranks {first} and {rank} have "
-                f"the same GPU (here {device}): call torch.cuda.set_device(hvd.local_rank()) "
-                "before anything is put on a GPU, start one rank for each GPU, or use engine mpi"
-            )
 
 
 class TorchCommunicator(Communicator):

@@ -147,7 +147,14 @@ def open_on_ranks(
     config: Config, environ: Mapping[str, str], open_on: _Open, takes_newcomers: bool
 ) -> EngineWorld:
     """Find all ranks of the job, and open a world of them."""
-    if _has_torchrun(environ):
+    promised = promised_world(environ)
+    # All of torchrun's variables are set, and agree with the launcher.
+    if (
+        all(environ.get(name) for name in _VARIABLES)
+        and promised is not None
+        and environ["RANK"] == str(promised.rank)
+        and environ["WORLD_SIZE"] == str(promised.size)
+    ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         with _reporting(rank, size):
             found = _through_torchrun(rank, size, environ)
@@ -168,17 +175,6 @@ def open_on_ranks(
 
 def _device_at(address: str) -> dist.ProcessGroupGloo.Device:
     return dist.ProcessGroupGloo.create_device(hostname=address)
-
-
-def _has_torchrun(environ: Mapping[str, str]) -> bool:
-    """Return whether all of torchrun's variables are set and agree with the launcher."""
-    promised = promised_world(environ)
-    return (
-        all(environ.get(name) for name in _VARIABLES)
-        and promised is not None
-        and environ["RANK"] == str(promised.rank)
-        and environ["WORLD_SIZE"] == str(promised.size)
-    )
 
 
 @collective
