@@ -151,12 +151,17 @@ class HorovodCommunicator(Communicator):
         self.rank = self._ranks.index(self._hvd.rank())
         self.size = len(ranks)
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _HorovodPending:
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         # Horovod has no uint64; with the highest bit flipped, the order is that of int64.
         signed = values.view(np.int64)
         flip_highest(signed, ReduceOp.MAX)
         handle = self._start("allreduce_async_", torch.from_numpy(signed), op=self._hvd.Max)
-        return _HorovodPending(self, handle, signed)
+
+        def end() -> None:
+            self._call("synchronize", handle)
+            flip_highest(signed, ReduceOp.MAX)
+
+        return Pending(lambda: self._call("poll", handle), end)
 
     def _start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
         """Call an asynchronous operation of horovod.torch and return its handle."""
@@ -276,21 +281,6 @@ class HorovodCommunicator(Communicator):
         parts = torch.split(arrived, [sizes[rank] for rank in self._order])
         for rank, part in zip(self._order, parts, strict=True):
             places[rank].copy_(part)
-
-
-class _HorovodPending(Pending):
-    def __init__(
-        self, communicator: HorovodCommunicator, handle: int, signed: npt.NDArray[np.int64]
-    ) -> None:
-        self._communicator, self._handle, self._signed = communicator, handle, signed
-        self._done = False
-
-    def test(self) -> bool:
-        if not self._done and self._communicator._call("poll", self._handle):
-            self._communicator._call("synchronize", self._handle)
-            flip_highest(self._signed, ReduceOp.MAX)
-            self._done = True
-        return self._done
 
 
 def _scale(buffer: Buffer, factor: float) -> None:

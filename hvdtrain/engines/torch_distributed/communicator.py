@@ -224,11 +224,17 @@ class TorchCommunicator(Communicator):
         self._nccl: Group | None = None
         self._device: torch.device | None = None
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _TorchPending:
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         signed = values.view(np.int64)
         flip_highest(signed, ReduceOp.MAX)
         work = self._host().start_reduction(torch.from_numpy(signed), OPS[ReduceOp.MAX])
-        return _TorchPending(self, work, signed)
+
+        def end() -> None:
+            with self._peers("agreement"):
+                work.wait()
+            flip_highest(signed, ReduceOp.MAX)
+
+        return Pending(work.is_completed, end)
 
     @collective
     def allreduce(
@@ -427,23 +433,3 @@ class TorchCommunicator(Communicator):
                 f"[rank {self.rank}/{self.size}] {operation}: the connection to another rank "
                 f"failed ({reason}). Look at what that rank printed last"
             ) from None
-
-
-class _TorchPending(Pending):
-    def __init__(
-        self, communicator: TorchCommunicator, work: dist.Work, signed: npt.NDArray[np.int64]
-    ) -> None:
-        self._communicator = communicator
-        self._work: dist.Work | None = work
-        self._signed = signed
-
-    def test(self) -> bool:
-        if self._work is None:
-            return True
-        if not self._work.is_completed():
-            return False
-        with self._communicator._peers("agreement"):
-            self._work.wait()
-        self._work = None
-        flip_highest(self._signed, ReduceOp.MAX)
-        return True
