@@ -193,9 +193,21 @@ class Buffer:
             return
         if _is_tensor(self.owner):
             with _writing():
-                _scale_tensor(self.owner, self.dtype, factor)
+                if self.dtype in _FRACTIONAL or self.dtype.is_half:
+                    self.owner.mul_(factor)
+                elif self.dtype.is_integer:
+                    self.owner.copy_(self.owner.double().mul_(factor).trunc_())
+                else:
+                    raise _no_factor(self.dtype, factor)
         else:
-            _scale_array(self.array(), self.dtype, factor)
+            array = self.array()
+            if self.dtype in _FRACTIONAL:
+                with np.errstate(all="ignore"):  # loss scalers check for overflow
+                    np.multiply(array, factor, out=array)
+            elif self.dtype.is_integer:
+                array[:] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
+            else:
+                raise _no_factor(self.dtype, factor)
 
     def slice(self, start: int, count: int) -> Buffer:
         """Return a view of part of the elements.
@@ -253,25 +265,6 @@ def _address(tensor: Tensor) -> int:
         return tensor.data_ptr()
     except RuntimeError:  # a device implemented in Python
         return 0
-
-
-def _scale_array(array: np.typing.NDArray[np.generic], dtype: DType, factor: float) -> None:
-    if dtype in _FRACTIONAL:
-        with np.errstate(all="ignore"):  # loss scalers check for overflow
-            np.multiply(array, factor, out=array)
-    elif dtype.is_integer:
-        array[:] = np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
-    else:
-        raise _no_factor(dtype, factor)
-
-
-def _scale_tensor(tensor: Tensor, dtype: DType, factor: float) -> None:
-    if dtype in _FRACTIONAL or dtype.is_half:
-        tensor.mul_(factor)
-    elif dtype.is_integer:
-        tensor.copy_(tensor.double().mul_(factor).trunc_())
-    else:
-        raise _no_factor(dtype, factor)
 
 
 def _no_factor(dtype: DType, factor: float) -> ValueError:

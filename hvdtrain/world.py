@@ -103,19 +103,14 @@ def discover(program: str) -> dict[str, int]:
     if done.returncode != 0:
         text = done.stderr.strip().rpartition("\n")[2]
         raise HvdtrainError(f"{program} failed with exit code {done.returncode}: {text}")
-    return parse_slots(done.stdout, program, socket.gethostname())
-
-
-def parse_slots(text: str, program: str, here: str) -> dict[str, int]:
-    """Return the slots of each host in lines HOST:SLOTS; 1 where there is only a name."""
     found: dict[str, int] = {}
-    for line in text.split("\n"):
+    for line in done.stdout.split("\n"):
         name, colon, slots = line.strip().partition(":")
         if not name and not colon:
             continue
         count = slots if colon else "1"
         if not name or not count.isdecimal() or not name.isprintable():
             raise HvdtrainError(f"{program} printed {line.strip()!r}: print lines HOST:SLOTS")
-        host = here if name in ("localhost", "127.0.0.1") else name
+        host = socket.gethostname() if name in ("localhost", "127.0.0.1") else name
         found[host] = found.get(host, 0) + int(count)
     return found

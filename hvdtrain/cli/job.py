@@ -15,7 +15,7 @@ from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.jobs import SCHEDULERS, Scheduler, job_script, parse_seconds
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
-from hvdtrain.launch.sites import Site, sites
+from hvdtrain.launch.sites import sites
 from hvdtrain.train.options import TrainOptions
 
 _LAUNCHERS = list(dict.fromkeys(name for kind in SCHEDULERS.values() for name in kind.launchers))
@@ -75,7 +75,9 @@ def command(scheduler: str | None, arguments: tuple[str, ...], **asked: Any) -> 
     """
     site = None if asked["site"] is None else sites()[asked["site"]]
     if site is not None:
-        _require_needs(site, asked)
+        for name in site.needs:
+            if not asked[name]:
+                raise UsageError(f"--site {asked['site']} takes no job without --{name}: give it")
         scheduler = site.scheduler
     if scheduler is None or scheduler not in SCHEDULERS:
         names = ", ".join(SCHEDULERS)
@@ -101,12 +103,6 @@ def command(scheduler: str | None, arguments: tuple[str, ...], **asked: Any) -> 
     if is_script(arguments) and not in_containers:
         _say_if_absent(Path(arguments[0]))
     click.echo(text, nl=False)
-
-
-def _require_needs(site: Site, asked: dict[str, Any]) -> None:
-    for name in site.needs:
-        if not asked[name]:
-            raise UsageError(f"--site {asked['site']} takes no job without --{name}: give it")
 
 
 def _choose_launcher(kind: Scheduler, scheduler: str, asked: dict[str, Any]) -> None:

@@ -122,7 +122,12 @@ def main(arguments: list[str] | None = None) -> None:
         cause = abort.__cause__ or KeyboardInterrupt()
         raise cause from cause.__cause__
     except click.ClickException as error:
-        _refuse(_one_line(error), EXIT_USAGE)
+        hint = ""
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            hint = f" (see '{error.ctx.command_path} --help')"
+            if isinstance(error, click.NoSuchOption) and error.ctx.info_name == "run":
+                hint = hint if error.possibilities else " (options of train follow --)"
+        _refuse(" ".join(error.format_message().split()) + hint, EXIT_USAGE)
     except OneRankError:
         raise  # the other ranks wait for this one and cannot report it
     except HvdtrainError as error:
@@ -131,15 +136,6 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _refuse(str(error), error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _one_line(error: click.ClickException) -> str:
-    hint = ""
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f" (see '{error.ctx.command_path} --help')"
-        if isinstance(error, click.NoSuchOption) and error.ctx.info_name == "run":
-            hint = hint if error.possibilities else " (options of train follow --)"
-    return " ".join(error.format_message().split()) + hint
 
 
 def _refuse(message: str, code: int) -> None:

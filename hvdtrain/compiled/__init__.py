@@ -79,7 +79,11 @@ def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL
         )
     try:
         library = ctypes.CDLL(str(path))
-        compiled = _compiled_source(library)
+        begin, end = (
+            ctypes.addressof(ctypes.c_char.in_dll(library, name))
+            for name in ("hvd_source", "hvd_source_end")
+        )
+        compiled = ctypes.string_at(begin, end - begin)
     except (OSError, ValueError) as error:
         raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
     try:
@@ -91,12 +95,3 @@ def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL
     if compiled != text:
         raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")
     return library
-
-
-def _compiled_source(library: ctypes.CDLL) -> bytes:
-    """Return the source text that is embedded in a library."""
-    begin, end = (
-        ctypes.addressof(ctypes.c_char.in_dll(library, name))
-        for name in ("hvd_source", "hvd_source_end")
-    )
-    return ctypes.string_at(begin, end - begin)

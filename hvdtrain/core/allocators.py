@@ -151,7 +151,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._calls = calls = ctypes.CDLL(str(path))
+            self.calls = calls = ctypes.CDLL(str(path))
         except OSError as error:
             raise AllocatorError(f"{path} does not load: {error}") from error
         calls.hvd_arena_open.argtypes = [c_void_p, c_uint64, *[POINTER(c_uint64)] * 3, c_int32]
@@ -166,27 +166,7 @@ class Library:
     @property
     def arenas(self) -> int:
         """Number of arenas that are mapped in this process."""
-        return int(self._calls.hvd_arenas())
-
-    def open(self, address: int, blocks: Blocks) -> int | None:
-        """Open an arena; None if the system refuses to map its memory once more."""
-        handle: int | None = self._calls.hvd_arena_open(address, *blocks.arguments)
-        return handle
-
-    def base(self, handle: int) -> int:
-        return int(self._calls.hvd_arena_base(handle))
-
-    def used(self, handle: int) -> int:
-        return int(self._calls.hvd_arena_used(handle))
-
-    def learn(self, address: int, handle: int) -> None:
-        """Say that a gradient that belongs into an arena lies elsewhere, to serve the next ones."""
-        self._calls.hvd_learn(address, handle)
-        self._calls.hvd_arena_prefer(handle)
-
-    def close(self, handle: int) -> None:
-        """Let an arena serve no more allocations; blocks in use stay valid."""
-        self._calls.hvd_arena_close(handle)
+        return int(self.calls.hvd_arenas())
 
 
 # Smaller gradients are copied into their buckets: they stay in the caches until they are added.
@@ -216,20 +196,22 @@ class GradientArena:
     def __init__(
         self, library: Library, memory: np.typing.NDArray[np.uint8], blocks: Blocks
     ) -> None:
-        handle = library.open(memory.ctypes.data, blocks)
-        if handle is None:
+        self._calls = calls = library.calls
+        self._handle = calls.hvd_arena_open(memory.ctypes.data, *blocks.arguments)
+        if self._handle is None:
             raise AllocatorError("the system does not map shared memory a second time (mremap)")
-        self._library, self._handle = library, handle
-        self._base, self._nbytes = library.base(handle), blocks.nbytes
-        weakref.finalize(self, library.close, handle)
+        self._base, self._nbytes = calls.hvd_arena_base(self._handle), blocks.nbytes
+        # Then it serves no more allocations; blocks in use stay valid.
+        weakref.finalize(self, calls.hvd_arena_close, self._handle)
 
     @property
     def used(self) -> int:
-        return self._library.used(self._handle)
+        return int(self._calls.hvd_arena_used(self._handle))
 
     def miss(self, address: int) -> None:
-        """Say that a gradient lies elsewhere, perhaps in another optimizer's arena."""
-        self._library.learn(address, self._handle)
+        """Say that a gradient lies elsewhere, perhaps in another optimizer's arena, to serve it."""
+        self._calls.hvd_learn(address, self._handle)
+        self._calls.hvd_arena_prefer(self._handle)
 
     def offset(self, address: int) -> int | None:
         """Return the offset of an address in the memory; None if it is outside."""

@@ -124,7 +124,15 @@ _POLL_SECONDS = 1e-3
 
 
 def flush_output() -> None:
-    _release_stderr()
+    # The exception hook of torch.distributed collects what the hook before it writes, to add a
+    # prefix, but an exit does not return to it.
+    held, own = sys.stderr, sys.__stderr__
+    if isinstance(held, io.StringIO) and own is not None:
+        with contextlib.suppress(OSError, ValueError):
+            own.write(held.getvalue())
+            own.flush()
+        held.seek(0)
+        held.truncate()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -139,21 +147,6 @@ def drain_output() -> None:
     deadline = time.monotonic() + _LONGEST_SECONDS
     while any(map(_unread_bytes, (1, 2))) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-
-
-def _release_stderr() -> None:
-    """Write what stderr holds in memory to that of the process.
-
-    The exception hook of torch.distributed collects what the hook before it writes, to add a
-    prefix, but an exit does not return to it.
-    """
-    held, own = sys.stderr, sys.__stderr__
-    if isinstance(held, io.StringIO) and own is not None:
-        with contextlib.suppress(OSError, ValueError):
-            own.write(held.getvalue())
-            own.flush()
-        held.seek(0)
-        held.truncate()
 
 
 def _unread_bytes(descriptor: int) -> int:

@@ -19,12 +19,6 @@ from hvdtrain.types import ReduceOp
 Groups = int | Sequence[Sequence[object]] | None
 
 
-def check_predivide(factor: float, op: ReduceOp) -> None:
-    check_positive("gradient_predivide_factor", factor)
-    if factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor needs op=Average")
-
-
 def choose_groups(num_groups: int, groups: Groups) -> Groups:
     """Return the argument `groups` or its deprecated predecessor `num_groups`."""
     if not num_groups:
@@ -115,7 +109,9 @@ class GradientSettings:
         require_process_set(self.process_set)
         if not isinstance(self.op, ReduceOp):
             raise ValueError(f"op must be a reduction, Average for example, got {self.op!r}")
-        check_predivide(self.predivide, self.op)
+        check_positive("gradient_predivide_factor", self.predivide)
+        if self.predivide != 1.0 and self.op is not ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor needs op=Average")
         check_groups(self.groups, object)
 
     def make_exchange(self) -> Exchange:

@@ -18,7 +18,7 @@ from hvdtrain.core.membership import (
     start_watches,
 )
 from hvdtrain.core.recruiter import Recruiter
-from hvdtrain.core.timeline.records import JoinTimes, RecoveryTimes, read_clock
+from hvdtrain.core.timeline.records import read_clock
 from hvdtrain.core.timeline.start_stop import Recording
 from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
 from hvdtrain.errors import HvdtrainError, RanksLostError
@@ -87,11 +87,10 @@ def open_next(
     here.vacancies = opened.told.vacancies
     here.followers.catch_up(opened.states)
     lost, ended = tuple(sorted({*range(size)}.difference(members))), time.perf_counter()
-    if here.recording is not None and lost:
-        here.recording.times.recoveries.append(RecoveryTimes(began, ended, lost, size))
     joined = tuple(rank for rank, number in enumerate(members) if number == JOINED)
-    if here.recording is not None and joined:
-        here.recording.times.joins.append(JoinTimes(began, ended, joined, len(members)))
+    if here.recording is not None:
+        here.recording.times.note_lost(began, ended, lost, size)
+        here.recording.times.note_joined(began, ended, joined, len(members))
     recruit(here)
     start_seconds = 0.0 if taken is None else taken.ready_after or 0.0
     return here, Recovery(lost, size, len(members), ended - began, joined, start_seconds)
@@ -180,7 +179,11 @@ def _open(
         recording = _join_recording(telling is None, told, world.communicator)
         followers.world = told.worlds
         states = followers.compare(world.communicator)
-        _open_process_sets(here, told.process_sets)
+        for number, members in sorted(told.process_sets.items()):
+            if members:
+                channel = here.open_channel(members, f"process set {number}")
+                if channel is not None:
+                    here.process_set_channels[number] = channel
         opened = _Opened(here, told, states, recording)
     except Exception as error:
         if not isinstance(world.communicator.explained(error), RanksLostError):
@@ -229,16 +232,6 @@ def _join_recording(joins: bool, told: _Told, communicator: Communicator) -> Rec
         return None
     path, marks_rounds, zero = told.recording
     return Recording(path, marks_rounds, reading, zero)
-
-
-@collective
-def _open_process_sets(here: Context, process_sets: Mapping[int, list[int]]) -> None:
-    """Open the channels of the process sets that have ranks left."""
-    for number, members in sorted(process_sets.items()):
-        if members:
-            channel = here.open_channel(members, f"process set {number}")
-            if channel is not None:
-                here.process_set_channels[number] = channel
 
 
 def _numbered(ranks: Sequence[int], members: Sequence[int]) -> list[int]:

@@ -89,23 +89,19 @@ class Recruiter:
 
     def _work(self) -> None:
         while not self._stopping.wait(_PERIOD_SECONDS):
-            self._look_after()
+            with self._lock:
+                for recruit in list(self._recruits):
+                    try:
+                        if recruit.newcomer.ready() and recruit.ready_after is None:
+                            recruit.ready_after = time.perf_counter() - recruit.began
+                    except HvdtrainError as error:
+                        self._recruits.remove(recruit)
+                        self._fail(str(error))
             if self._program and time.monotonic() - self._discovered > _DISCOVERY_SECONDS:
                 self._discover()
             host = self._next_host()
             if host is not None:
                 self._start(host)
-
-    def _look_after(self) -> None:
-        """Note which processes are ready, and drop those that have ended."""
-        with self._lock:
-            for recruit in list(self._recruits):
-                try:
-                    if recruit.newcomer.ready() and recruit.ready_after is None:
-                        recruit.ready_after = time.perf_counter() - recruit.began
-                except HvdtrainError as error:
-                    self._recruits.remove(recruit)
-                    self._fail(str(error))
 
     def _fail(self, text: str) -> None:
         now = time.monotonic()

@@ -94,18 +94,6 @@ def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[
     return _choose(stalls, period_seconds, size=len(waits))
 
 
-def stalls_of_one(
-    rank: int, size: int, waits: Sequence[Wait], period_seconds: float, unknown: str
-) -> list[Stall]:
-    """Return the stalls that one rank knows of by itself; see `find_stalls`."""
-    stalls = [
-        Stall(wait.id, wait.subject, wait.seconds, waiting=(rank,), unknown=unknown)
-        for wait in waits
-        if wait.seconds is not None
-    ]
-    return _choose(stalls, period_seconds, size)
-
-
 def _choose(stalls: Sequence[Stall], period_seconds: float, size: int) -> list[Stall]:
     old = [stall for stall in stalls if stall.seconds >= period_seconds]
     # The same request is submitted on every channel; only the world's is reported.
@@ -441,7 +429,12 @@ class StallWatch:
                 )
 
     def _report_alone(self, unknown: str) -> None:
-        rank, size = self._topology.rank, self._topology.size
-        period_seconds = self._settings.period_seconds
-        stalls = stalls_of_one(rank, size, self._pending(), period_seconds, unknown)
-        self._warnings.update(stalls, lambda: {rank: thread_stacks()})
+        """Report the stalls that this rank knows of by itself."""
+        rank = self._topology.rank
+        stalls = [
+            Stall(wait.id, wait.subject, wait.seconds, waiting=(rank,), unknown=unknown)
+            for wait in self._pending()
+            if wait.seconds is not None
+        ]
+        chosen = _choose(stalls, self._settings.period_seconds, self._topology.size)
+        self._warnings.update(chosen, lambda: {rank: thread_stacks()})

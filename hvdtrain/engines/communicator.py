@@ -498,12 +498,24 @@ class Slices(ABC):
         """Wait until all ranks of the node are here; see what they have written."""
 
 
-class Pending(ABC):
-    """An operation in progress."""
+class Pending:
+    """An operation in progress.
 
-    @abstractmethod
+    Args:
+        poll: makes progress without blocking, and returns whether the operation is complete.
+        end: is called once after that.
+    """
+
+    def __init__(self, poll: Callable[[], bool], end: Callable[[], None] = lambda: None) -> None:
+        self._poll, self._end = poll, end
+        self._done = False
+
     def test(self) -> bool:
         """Make progress without blocking; return whether the operation is complete."""
+        if not self._done and self._poll():
+            self._end()
+            self._done = True
+        return self._done
 
     def wait(self) -> None:
         """Block until the operation is complete, without keeping a core busy."""

@@ -1,4 +1,4 @@
-"""Minima and maxima of floating-point numbers as those of integers.
+"""Minima and maxima of floating-point and unsigned numbers as those of signed integers.
 
 Libraries compare with <, and then it depends on the rank and on the place in the message whether
 NaN stays. Integers of the same order cost one reduction, and lose neither NaN nor the sign of zero.
@@ -43,6 +43,12 @@ def from_ordered(ordered: Buffer, buffer: Buffer) -> None:
     """Turn integers back into the numbers of a buffer over the same memory, if they are."""
     if ordered.dtype is not buffer.dtype:
         _flip_negative(ordered)
+
+
+def flip_highest(signed: Any, op: ReduceOp) -> None:
+    """Convert the order of 64-bit numbers for MIN or MAX: unsigned ones are read as signed."""
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        signed ^= -(1 << 63)
 
 
 def _flip_negative(integers: Buffer) -> None:

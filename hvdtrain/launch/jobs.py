@@ -395,7 +395,12 @@ def job_script(name: str, asked: Mapping[str, Any], site: Site | None = None) ->
     scheduler, pods = SCHEDULERS[name], name == "k8s"
     _require_sense(asked)
     if pods:
-        _check_kubernetes(asked)
+        if not _KUBERNETES_NAME.fullmatch(asked["name"]):
+            raise UsageError(
+                f"--name {asked['name']!r}: for k8s use up to 52 lower-case letters, digits and '-'"
+            )
+        if not _IMAGE.fullmatch(asked["image"]):
+            raise UsageError(f"--image {asked['image']!r} is not the name of an image")
     values = _values(asked, scheduler, [] if pods else asked["modules"])
     values["pals_ranks_per_node"] = name == "pbs" and asked["ranks_per_node"]
     directives = scheduler.directives
@@ -454,12 +459,3 @@ def _values(
         "per_node": scheduler.per_node and each,
         "sent": not scheduler.known and not asked["trains"] and "OUT",
     }
-
-
-def _check_kubernetes(asked: Mapping[str, Any]) -> None:
-    if not _KUBERNETES_NAME.fullmatch(asked["name"]):
-        raise UsageError(
-            f"--name {asked['name']!r}: for k8s use up to 52 lower-case letters, digits and '-'"
-        )
-    if not _IMAGE.fullmatch(asked["image"]):
-        raise UsageError(f"--image {asked['image']!r} is not the name of an image")

@@ -46,7 +46,7 @@ class TensorFlowLibrary(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        calls = ctypes.CDLL(str(path))
+        calls = self.calls
         calls.hvd_allocate.argtypes, calls.hvd_allocate.restype = [ctypes.c_uint64], ctypes.c_void_p
         calls.hvd_deallocate.argtypes, calls.hvd_deallocate.restype = [ctypes.c_void_p], None
         self._allocate, self._deallocate = calls.hvd_allocate, calls.hvd_deallocate

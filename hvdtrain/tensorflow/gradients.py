@@ -304,7 +304,16 @@ class VariableReduction:
         elif self.settings.op not in _FUSED:
             own = self._reduce_otherwise(own, theirs)
         elif own:
-            reduce, settings = partial(self._reduce_fused, theirs), self.settings
+            settings = self.settings
+
+            @collective
+            def reduce(
+                arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
+            ) -> tuple[list[HostArray], float]:
+                owners, name = [theirs[i] for i in layout.dense], key or self._name
+                sums, step = partial(weight_sums, owners), OwnStep()
+                return exchange_fused(arrays, owners, name, settings, step, layout, sums)[0], 1.0
+
             own = reduce_layouts(own, theirs, reduce, settings, self._name, compressor=compressor)
         for index, reduced in zip(shared, own, strict=True):
             results[index] = reduced
@@ -334,20 +343,6 @@ class VariableReduction:
         )
         results = dict(zip(present, reduced, strict=False))
         return [results.get(index) for index in range(len(gradients))]
-
-    @collective
-    def _reduce_fused(
-        self,
-        variables: Sequence[Variable],
-        arrays: Sequence[HostArray],
-        layout: Layout,
-        key: str | None,
-        weight: float | None,
-    ) -> tuple[list[HostArray], float]:
-        """Reduce gradients by Average or Sum."""
-        owners, name = [variables[i] for i in layout.dense], key or self._name
-        sums, own = partial(weight_sums, owners), OwnStep()
-        return exchange_fused(arrays, owners, name, self.settings, own, layout, sums)[0], 1.0
 
 
 def _divided(gradient: Gradient, process_set: ProcessSet) -> Gradient:

@@ -212,7 +212,11 @@ def call_on_arrays(
     if ordered:
         full = graph.unique_name(node, mark_as_used=False)
     else:
-        full = _naming_graph(graph).unique_name(node)
+        # In a session branches of a graph may run at the same time. Names outside a function would
+        # depend on how often a rank has traced it.
+        while graph.building_function and not tf.compat.v1.executing_eagerly_outside_functions():
+            graph = graph.outer_graph
+        full = graph.unique_name(node)
     key = full.rpartition("/")[2] if ignore_name_scope else full
 
     def run(*arrays: HostArray) -> list[HostArray]:
@@ -255,14 +259,3 @@ def _refuse_xla(graph: tf.Graph) -> None:
             "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and move "
             "what XLA should compile into a tf.function without hvdtrain's operations"
         )
-
-
-def _naming_graph(graph: tf.Graph) -> tf.Graph:
-    """Return the graph in which an operation's name must be unique.
-
-    In a session branches of a graph may run at the same time. Names outside a function would
-    depend on how often a rank has traced it.
-    """
-    while graph.building_function and not tf.compat.v1.executing_eagerly_outside_functions():
-        graph = graph.outer_graph
-    return graph

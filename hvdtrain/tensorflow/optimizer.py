@@ -78,7 +78,11 @@ class TfKerasOptimizerMixin(ReducingMixin):
             return update(grads_and_vars, *args, **kwargs)
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        self._hvdtrain_build(variables)
+        with tf.init_scope():
+            if hasattr(self, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+                self._create_all_weights(variables)
+            else:
+                self.build(variables)  # type: ignore[attr-defined]
         reduced = aggregation.add([gradient for gradient, _ in pairs], variables)
         reduced_pairs = list(zip(reduced, variables, strict=True))
 
@@ -87,14 +91,6 @@ class TfKerasOptimizerMixin(ReducingMixin):
 
         tf.cond(aggregation.complete(), apply, self._hvdtrain_count)
         return self.iterations
-
-    def _hvdtrain_build(self, variables: Sequence[Variable]) -> None:
-        """Create the optimizer's variables, which is not possible in a branch of a graph."""
-        with tf.init_scope():
-            if hasattr(self, "_create_all_weights"):  # of tf_keras.optimizers.legacy
-                self._create_all_weights(variables)
-            else:
-                self.build(variables)  # type: ignore[attr-defined]
 
 
 Optimizer = TypeVar("Optimizer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -59,27 +59,18 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         else:
             axes, mask, keep_dims = self._reduction_axes, args[0], False
         add = _adder(partial(sample_weight_of, set(map(id, self.trainable_variables))))
-        mean, variance = _moments_of_all_ranks(inputs, axes, mask, add)
+        counted = tf.ones_like(inputs)
+        if mask is not None:
+            counted *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+        parts = [tf.reduce_sum(each, axes, keepdims=True) for each in (counted, inputs * counted)]
+        counts, sums = tf.unstack(add(tf.stack(parts)))
+        counts = tf.maximum(counts, 1)
+        mean = sums / counts
+        centered = (inputs - mean) * counted
+        variance = add(tf.reduce_sum(tf.square(centered), axes, keepdims=True)) / counts
         if keep_dims:
             return mean, variance
         return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
-
-
-@collective
-def _moments_of_all_ranks(
-    inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None, add: Callable[..., tf.Tensor]
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return mean and variance, in which reduced dimensions have length 1."""
-    counted = tf.ones_like(inputs)
-    if mask is not None:
-        counted *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
-    parts = [tf.reduce_sum(each, axes, keepdims=True) for each in (counted, inputs * counted)]
-    counts, sums = tf.unstack(add(tf.stack(parts)))
-    counts = tf.maximum(counts, 1)
-    mean = sums / counts
-    centered = (inputs - mean) * counted
-    squares = add(tf.reduce_sum(tf.square(centered), axes, keepdims=True))
-    return mean, squares / counts
 
 
 def _adder(weigh: Callable[[], Any]) -> Any:

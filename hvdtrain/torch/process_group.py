@@ -54,15 +54,6 @@ def reduction_of(options: Any) -> ReduceOp:
     return _REDUCTIONS[name]
 
 
-def require_all_ranks(rank: int, size: int) -> None:
-    if (rank, size) != (hvd.rank(), hvd.size()):
-        raise UnsupportedError(
-            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain supports only groups of all ranks in "
-            f"order, but this group has this process as rank {rank} of {size}: start ranks with "
-            "`python -m hvdtrain exec`, and use another backend for groups of fewer ranks"
-        )
-
-
 Tensors = Sequence[torch.Tensor]
 
 
@@ -321,7 +312,12 @@ def _equal_parts(tensor: torch.Tensor, size: int) -> list[int]:
 def _create(_: Any, rank: int, size: int, timeout: timedelta) -> HvdProcessGroup:
     """Return the group that init_process_group() or new_group() asks for."""
     hvd.init()
-    require_all_ranks(rank, size)
+    if (rank, size) != (hvd.rank(), hvd.size()):
+        raise UnsupportedError(
+            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain supports only groups of all ranks in "
+            f"order, but this group has this process as rank {rank} of {size}: start ranks with "
+            "`python -m hvdtrain exec`, and use another backend for groups of fewer ranks"
+        )
     global _groups
     _groups += 1
     return HvdProcessGroup(f"process group {_groups}")

@@ -42,19 +42,7 @@ def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
 
 def read_config(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, where, node in _entries(_root(path), str(path)):
-        option = _BY_NAME.get(name)
-        if option is None:
-            near = did_you_mean(
-                key_of_name_elsewhere(name) or name.replace("_", "-"), [one.key for one in OPTIONS]
-            )
-            raise UsageError(f"{where}: no option {shorten(name)}{near} {_HINT}")
-        values[name] = _value(option, where, node)
-    return values
-
-
-def _root(path: Path) -> Any:
-    """Return the mapping in the file as PyYAML nodes: nothing in it is constructed or run."""
+    # PyYAML only composes nodes: nothing in the file is constructed or run.
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -80,7 +68,15 @@ def _root(path: Path) -> Any:
     if not isinstance(root, yaml.MappingNode):
         line = root.start_mark.line + 1
         raise UsageError(f"{path}:{line}: expected lines like 'epochs: 20', got {_described(root)}")
-    return root
+    for name, where, node in _entries(root, str(path)):
+        option = _BY_NAME.get(name)
+        if option is None:
+            near = did_you_mean(
+                key_of_name_elsewhere(name) or name.replace("_", "-"), [one.key for one in OPTIONS]
+            )
+            raise UsageError(f"{where}: no option {shorten(name)}{near} {_HINT}")
+        values[name] = _value(option, where, node)
+    return values
 
 
 def _entries(mapping: Any, path: str) -> Iterator[tuple[str, str, Any]]:

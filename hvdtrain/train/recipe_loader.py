@@ -33,7 +33,10 @@ def convert(value: Any, hint: Any) -> Any:
     if origin in (Union, UnionType):
         return _first_of(value, get_args(hint))
     if origin is Literal:
-        return _literal(value, get_args(hint))
+        for choice in get_args(hint):
+            if (type(value) is type(choice) and value == choice) or value == _written(choice):
+                return choice
+        raise ValueError(value)
     if origin in _SEQUENCES:
         return _sequence(value, origin, get_args(hint))
     raise TypeError(hint)
@@ -88,13 +91,6 @@ def _first_of(value: Any, hints: tuple[Any, ...]) -> Any:
             return convert(value, hint)
         except ValueError:
             continue
-    raise ValueError(value)
-
-
-def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
-    for choice in choices:
-        if (type(value) is type(choice) and value == choice) or value == _written(choice):
-            return choice
     raise ValueError(value)
 
 

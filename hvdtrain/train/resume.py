@@ -120,45 +120,6 @@ def checkpoint_content(
     }
 
 
-def restore_progress(
-    path: Path,
-    content: Mapping[str, Any],
-    options: TrainOptions,
-    epoch_samples: int,
-    state: TrainingState,
-) -> Progress:
-    """Check that a checkpoint fits, load it, and return its progress (rank 0 only).
-
-    Within an epoch the data must have as many samples as before: otherwise the rest of the epoch
-    would not be the samples that are left.
-    """
-    try:
-        _require_settings(path, content["settings"], options, _FIXED)
-        difference = _other_model(content["model"], state.weights())
-        if difference is not None:
-            raise UsageError(f"checkpoint {path} belongs to another model: {difference}")
-        progress = _progress(content)
-        if progress.done:
-            _require_settings(path, content["settings"], options, _FIXED_IN_EPOCH)
-            if content["epoch_samples"] != epoch_samples:
-                raise UsageError(
-                    f"checkpoint {path} was made within an epoch of {content['epoch_samples']} "
-                    f"samples, and this data set has {epoch_samples}: use the same data, or resume "
-                    "from a checkpoint at the end of an epoch"
-                )
-        state.load(content)
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"checkpoint {path} lacks what is needed: {error}") from error
-    if (progress.epoch, progress.done) > (options.epochs, 0):
-        raise UsageError(
-            f"checkpoint {path} has {progress.text}, more than --epochs {options.epochs}: ask "
-            "for more"
-        )
-    return progress
-
-
 def _other_model(saved: Mapping[str, Any], own: Mapping[str, Array]) -> str | None:
     """Describe the first difference between saved weights and the model in name or shape."""
     for name, array in own.items():
@@ -392,12 +353,38 @@ class StateLoader:
         return RunState(directory, progress, origin, path is not None)
 
     def _restore(self, epoch_samples: int, state: TrainingState) -> Progress:
-        """Load what was found, and return its progress."""
+        """Load what was found if it fits, and return its progress."""
         found, self.found = self.found, LoadedCheckpoint()  # its tensors are as large as the model
         self._exchange = found.content.get("exchange")
         if found.path is None:
             return Progress()
-        return restore_progress(found.path, found.content, self._options, epoch_samples, state)
+        options, path, content = self._options, found.path, found.content
+        try:
+            _require_settings(path, content["settings"], options, _FIXED)
+            difference = _other_model(content["model"], state.weights())
+            if difference is not None:
+                raise UsageError(f"checkpoint {path} belongs to another model: {difference}")
+            progress = _progress(content)
+            if progress.done:
+                _require_settings(path, content["settings"], options, _FIXED_IN_EPOCH)
+                # Otherwise the rest of the epoch would not be the samples that are left.
+                if content["epoch_samples"] != epoch_samples:
+                    raise UsageError(
+                        f"checkpoint {path} was made within an epoch of {content['epoch_samples']} "
+                        f"samples, and this data set has {epoch_samples}: use the same data, or "
+                        "resume from a checkpoint at the end of an epoch"
+                    )
+            state.load(content)
+        except UsageError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise UsageError(f"checkpoint {path} lacks what is needed: {error}") from error
+        if (progress.epoch, progress.done) > (options.epochs, 0):
+            raise UsageError(
+                f"checkpoint {path} has {progress.text}, more than --epochs {options.epochs}: ask "
+                "for more"
+            )
+        return progress
 
     @collective
     def restore_exchange(self, loop: TrainingLoop, resumed: bool) -> None:

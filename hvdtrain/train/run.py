@@ -315,7 +315,10 @@ class Run:
         self._watch_due |= self._is_due(WATCH, whole)
         # A check must not change the weights, so it waits until they are equal anyway.
         if self._watch_due and self._loop.synchronized:
-            self._compare_ranks()
+            self._watch_due = False
+            difference = replica_difference(self._loop.checksums())
+            if difference is not None:
+                raise TrainingError(f"step {self._progress.step}: {difference}")
         stops = self._heartbeat.stop_rank is not None
         if better or stops or self._is_due(SAVE, whole):
             self._save(better)
@@ -381,14 +384,6 @@ class Run:
     def _metrics(self, split: str, values: Values, speed: float) -> MetricsRecord:
         step, seconds = self._progress.step, self._state.total_seconds
         return MetricsRecord(self._epochs, step, split, values, self._loop.lr, speed, seconds)
-
-    @collective
-    def _compare_ranks(self) -> None:
-        """Check that all ranks hold the same weights and optimizer state."""
-        self._watch_due = False
-        difference = replica_difference(self._loop.checksums())
-        if difference is not None:
-            raise TrainingError(f"step {self._progress.step}: {difference}")
 
     @collective
     def _save(self, best: bool) -> None:

@@ -269,7 +269,16 @@ class _Session:
     @collective
     def _go_on(self) -> Summary | None:
         """Train with the ranks that are left, and with one that has joined."""
-        self._share_history()
+        # Ranks that have joined do not know how the job began.
+        known = None
+        if self._before is not None:
+            known = self._ranks, self._snapshots is not None
+        known = broadcast_object(known, 0, "history")
+        if known is None:  # those that were there before have the lowest numbers
+            raise HvdtrainError("no rank is left that has trained: start the job again")
+        self._ranks, needed = known
+        if needed and self._snapshots is None:
+            self._snapshots = Snapshots.of(self._options)
         before, snapshots = self._before, self._snapshots
         agreed: dict[str, Any] = {}
         reached = None  # the steps done, where it may go back to fewer
@@ -281,19 +290,6 @@ class _Session:
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
         return self._train(setup, self._note_changes(setup, reached))
-
-    @collective
-    def _share_history(self) -> None:
-        """Let ranks that have joined know how the job began."""
-        known = None
-        if self._before is not None:
-            known = self._ranks, self._snapshots is not None
-        known = broadcast_object(known, 0, "history")
-        if known is None:  # those that were there before have the lowest numbers
-            raise HvdtrainError("no rank is left that has trained: start the job again")
-        self._ranks, needed = known
-        if needed and self._snapshots is None:
-            self._snapshots = Snapshots.of(self._options)
 
     @collective
     def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:

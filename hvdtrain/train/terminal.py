@@ -35,8 +35,14 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     batch, epochs = options.samples_per_step(size), setup.step_plan.epochs
     whole = f": all {samples} training samples in one step" if batch > samples else ""
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
+    model = setup.loop.trained[0]
+    if options.framework == "keras":
+        parameters, layers = model.count_params(), [one for one in model.layers if one.weights]
+    else:
+        parameters = sum(one.numel() for one in model.parameters())
+        layers = [one for one in model.modules() if next(one.parameters(False), None) is not None]
     lines = {
-        "model": _model_text(setup.loop.trained[0], options.framework == "keras"),
+        "model": f"{parameters:,} parameters in {counted(len(layers), 'layer')}",
         "engine": f"{world.engine_name}{library}",
         "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
         "device": device_text(setup.devices),
@@ -52,16 +58,6 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     }
     title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
-
-
-def _model_text(model: Any, of_keras: bool) -> str:
-    """Count the parameters of a model, and the layers that have any."""
-    if of_keras:
-        parameters, layers = model.count_params(), [one for one in model.layers if one.weights]
-    else:
-        parameters = sum(one.numel() for one in model.parameters())
-        layers = [one for one in model.modules() if next(one.parameters(False), None) is not None]
-    return f"{parameters:,} parameters in {counted(len(layers), 'layer')}"
 
 
 def exchange_text(options: TrainOptions, hosts: int) -> str:

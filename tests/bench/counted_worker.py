@@ -28,7 +28,7 @@ class Counting(LocalCommunicator):
         self.capabilities = replace(inner.capabilities, concurrent=False)
         self.explained, self.close = inner.explained, inner.close  # type: ignore[method-assign]
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:  # type: ignore[override]
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         self._calls.append(("start_max", values.nbytes))
         return self._inner.start_max(values)
 

@@ -423,7 +423,18 @@ def _voted(state: ChannelState, event: Voted) -> tuple[Action, ...]:
 def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, tuple[Action, ...]]:
     decision = decide(event.reports, event.ranks)
     if decision.deserted:
-        return _deserted(state, event, decision.deserted), (FailAll(decision.deserted),)
+        # All reported requests fail; there may be newer ones. A rank that takes part submits the
+        # others' requests later, when nobody answers any more.
+        marker = LEAVE if state.phase is Phase.LEAVING else JOIN
+        own = event.own.requests
+        missed = dict(state.deserted)
+        if LEAVE not in own and JOIN not in own:
+            theirs = {request.key for report in event.reports for request in report.requests}
+            known = {request.key for request in (*own, JOIN, LEAVE)}
+            missed.update(dict.fromkeys(sorted(theirs - known), decision.deserted))
+        phase = Phase.OPEN if marker in own else state.phase
+        after = ChannelState(state.size, phase, deserted=tuple(missed.items()))
+        return after, (FailAll(decision.deserted),)
     actions: list[Action] = []
     # Requests of all members run now, and the next round shows which members are still blocked.
     pairs = zip(event.ranks, event.reports, strict=True)
@@ -445,19 +456,3 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
     if not (decision.run or decision.mismatched):
         actions.append(BackOff())
     return replace(state, behind=state.behind | decision.behind), tuple(actions)
-
-
-def _deserted(state: ChannelState, event: ReportsExchanged, reason: str) -> ChannelState:
-    """Return the state after all reported requests have failed; there may be newer ones.
-
-    A rank that takes part submits the others' requests later, when nobody answers any more.
-    """
-    marker = LEAVE if state.phase is Phase.LEAVING else JOIN
-    own = event.own.requests
-    missed = dict(state.deserted)
-    if LEAVE not in own and JOIN not in own:
-        theirs = {request.key for report in event.reports for request in report.requests}
-        known = {request.key for request in (*own, JOIN, LEAVE)}
-        missed.update(dict.fromkeys(sorted(theirs - known), reason))
-    phase = Phase.OPEN if marker in own else state.phase
-    return ChannelState(state.size, phase, deserted=tuple(missed.items()))

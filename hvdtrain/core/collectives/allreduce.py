@@ -92,23 +92,6 @@ def _elements(buffer: Buffer) -> Array:
 _TOGETHER_BYTES = 128 << 10
 
 
-def batch_key_of(
-    buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
-) -> Hashable:
-    dtype = buffers[0].dtype
-    # Factors truncate each integer, for which engines have no call on many tensors.
-    factors = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
-    if (
-        factors
-        or op is ReduceOp.ADASUM
-        or any(
-            b.dtype is not dtype or b.nbytes > _TOGETHER_BYTES or b.device != "cpu" for b in buffers
-        )
-    ):
-        return None
-    return _key(op, dtype, prescale, postscale)
-
-
 # Operations of one batch have one object as their key, which is compared sooner than tuples.
 @lru_cache(maxsize=1024)
 def _key(*terms: Hashable) -> Hashable:
@@ -177,7 +160,6 @@ class AllreducePlan:
         self.dtype = buffers[0].dtype
         self.counts = [buffer.count for buffer in buffers]
         self.kinds = tuple((buffer.count, buffer.dtype) for buffer in buffers)
-        self.batch_key = batch_key_of(buffers, op, prescale, postscale)
         self.request = _request(
             "" if name.startswith(UNNAMED) else name,
             op,
@@ -188,9 +170,20 @@ class AllreducePlan:
             postscale,
             device_types(buffers),
         )
-        on_host = all(buffer.device == "cpu" for buffer in buffers)
-        alone = len(buffers) == 1 and on_host and op is not ReduceOp.ADASUM
-        self._may_be_voted = alone or self.batch_key is not None
+        # Adasum combines each buffer separately.
+        on_host = op is not ReduceOp.ADASUM and all(buffer.device == "cpu" for buffer in buffers)
+        # Factors truncate each integer, for which engines have no call on many tensors.
+        factors = self.dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
+        together = (
+            on_host
+            and not factors
+            and all(
+                buffer.dtype is self.dtype and buffer.nbytes <= _TOGETHER_BYTES
+                for buffer in buffers
+            )
+        )
+        self.batch_key = _key(op, self.dtype, prescale, postscale) if together else None
+        self._may_be_voted = together or (len(buffers) == 1 and on_host)
         self.voted: VotedReduction | None = None
         self.steps: VoteSteps | None = None
         self.divides = op is ReduceOp.AVERAGE and self.dtype.is_integer
@@ -198,7 +191,8 @@ class AllreducePlan:
     def find_voted(self, communicator: Communicator) -> VotedReduction | None:
         """Return the engine's call that votes on these operations and runs them, if it has one."""
         if self._may_be_voted:
-            op, factor = self.of_engine(communicator.size)
+            size = communicator.size
+            op, factor, _ = engine_reduction(self.op, self.dtype, self.postscale, size)
             self.voted = communicator.voted_reduction(self.dtype, op, self.prescale, factor)
             self._may_be_voted = self.voted is not None
             if self.voted is not None and len(self.counts) == 1 and not self.divides:
@@ -218,9 +212,6 @@ class AllreducePlan:
         if source is not target:
             own = Buffer(read, self.dtype, self.counts[0], "cpu", source)
         return PlannedAllreduce(self, name, [own], [buffer])
-
-    def of_engine(self, size: int) -> tuple[ReduceOp, float]:
-        return engine_reduction(self.op, self.dtype, self.postscale, size)[:2]
 
 
 # What frameworks keep of their calls, by keys of their own, as long as a context and its channels.
@@ -329,7 +320,14 @@ class PlannedAllreduce(Operation):
         operations = (self, *cast("Sequence[PlannedAllreduce]", others))
         pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
-            self._reduce_together(communicator, part, memory)
+            starts = [0, *accumulate(buffer.nbytes for _, buffer in part)]
+            base = memory.pointer
+            for (source, buffer), start in zip(part, starts, strict=False):
+                memmove(base + start, source.pointer, buffer.nbytes)
+            whole = memory.slice(0, starts[-1]).view(self.plan.dtype)
+            self._reduce(communicator, whole, whole)
+            for (_, buffer), start in zip(part, starts, strict=False):
+                memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce_all(self, others: Sequence[Operation], communicator: Communicator) -> bool:
         """Reduce operations in one call of the engine; return whether it has done so."""
@@ -340,21 +338,6 @@ class PlannedAllreduce(Operation):
         if self.plan.divides:
             _divide((self, *others), communicator.size)
         return True
-
-    def _reduce_together(
-        self,
-        communicator: Communicator,
-        pairs: Sequence[BufferPair],
-        memory: Buffer,
-    ) -> None:
-        starts = [0, *accumulate(buffer.nbytes for _, buffer in pairs)]
-        base = memory.pointer
-        for (source, buffer), start in zip(pairs, starts, strict=False):
-            memmove(base + start, source.pointer, buffer.nbytes)
-        whole = memory.slice(0, starts[-1]).view(self.plan.dtype)
-        self._reduce(communicator, whole, whole)
-        for (_, buffer), start in zip(pairs, starts, strict=False):
-            memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
         size, plan = communicator.size, self.plan

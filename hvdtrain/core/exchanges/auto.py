@@ -145,7 +145,11 @@ class AutoExchange(Exchange):
         self._memory[bucket.layout.dtype, bucket.layout.device] = bucket.buffer.like(0)
         # Nothing is computed after the last bucket, which makes the measurement quiet.
         if bucket.number == len(self._plan.buckets) - 1:
-            self._decide(info, communicators)
+            self._prints = communicators.all_ranks.rank == 0 and not self._silent
+            if communicators.one_node:
+                self._next = self._only_average(info.size)
+            elif len(self._times.seconds) >= self._steps:
+                self._next = self._predict(info, communicators)
 
     def end(self, info: StepInfo) -> None:
         if self._choice is None or self._prints:
@@ -159,15 +163,6 @@ class AutoExchange(Exchange):
                 self._prints = False
         elif self._next is not None:
             self._begin(self._next)
-
-    @collective
-    def _decide(self, info: StepInfo, communicators: Communicators) -> None:
-        """Choose for the next steps, if enough steps are measured."""
-        self._prints = communicators.all_ranks.rank == 0 and not self._silent
-        if communicators.one_node:
-            self._next = self._only_average(info.size)
-        elif len(self._times.seconds) >= self._steps:
-            self._next = self._predict(info, communicators)
 
     def _say(self, *lines: str) -> None:
         if self._prints:

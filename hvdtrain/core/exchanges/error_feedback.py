@@ -82,19 +82,16 @@ class ErrorFeedback(Exchange):
 
         with np.errstate(all="ignore"):  # elements that are not finite stay so in the result
             bucket.buffer.scale(info.weigh(1 / info.scale))  # the next loss may have another one
-            self._add_residual(bucket)
+            # All of it: another plan may have given this rank other slices.
+            for piece in bucket.pieces(bucket.elements, 0):
+                if self._residual.holds(piece.name):
+                    elements = piece.elements
+                    elements += self._residual.get(piece.name, elements)
             cuts = [part.start for part in bucket.parts] if self.whole_tensors else None
             communicators.over_network(bucket.buffer, combine, cuts=cuts)
             if communicators.one_node:
                 bucket.buffer.scale(info.scale / info.size)
         self._keep(bucket, errors)
-
-    def _add_residual(self, bucket: FilledBucket) -> None:
-        # All of it: another plan may have given this rank other slices.
-        for piece in bucket.pieces(bucket.elements, 0):
-            if self._residual.holds(piece.name):
-                elements = piece.elements
-                elements += self._residual.get(piece.name, elements)
 
     def _keep(self, bucket: FilledBucket, errors: Sequence[ParameterSlice]) -> None:
         """Keep the errors of this rank's slice; the rest of the residual is zero."""

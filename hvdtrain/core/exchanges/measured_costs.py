@@ -243,9 +243,13 @@ class Measurement:
         shapes = list(dict.fromkeys(map(_shape, self.plan.specs)))
         meet = communicators.all_ranks.barrier
         on_host = all(device == "cpu" for _, device in self.memory)
-        rehearsed = [
-            self._rehearse(exchange, shapes, nodes, meet) for exchange in self.exchanges.values()
-        ]
+        rehearsed = []
+        specs = {_shape(spec): spec for spec in self.plan.specs}
+        for exchange in self.exchanges.values():
+            for spec in (small(self.plan.specs[0]), *(specs[shape] for shape in shapes)):
+                meet()  # so that all ranks rehearse it at the same time
+                memory = self.memory[place_of(spec)]
+                rehearsed.append(rehearse(exchange, spec, memory, nodes) if nodes else _IDLE)
         numbers = [
             float(nodes),
             # A device computes one thing at a time.
@@ -255,33 +259,11 @@ class Measurement:
             *self.times.ready_seconds(),
             # The least of all: other ranks wait for the last one.
             *(-seconds for seconds in self.times.reduced_seconds()),
-            *(
-                number
-                for of_method in rehearsed
-                for each in of_method
-                for number in (each.seconds, each.nbytes, float(each.calls))
-            ),
+            *(n for each in rehearsed for n in (each.seconds, each.nbytes, float(each.calls))),
         ]
         slowest = np.array(numbers, np.float64)
         communicators.all_ranks.allreduce(Buffer.from_array(slowest), ReduceOp.MAX)
         return self._measured(slowest.tolist(), shapes, communicators.owners)
-
-    @collective
-    def _rehearse(
-        self,
-        exchange: Exchange,
-        shapes: Sequence[_Shape],
-        nodes: int,
-        meet: Callable[[], None],
-    ) -> list[Rehearsed]:
-        """Rehearse an exchange with parameters of each shape, at the same time on all ranks."""
-        specs = {_shape(spec): spec for spec in self.plan.specs}
-        found = []
-        for spec in (small(self.plan.specs[0]), *(specs[shape] for shape in shapes)):
-            meet()
-            memory = self.memory[place_of(spec)]
-            found.append(rehearse(exchange, spec, memory, nodes) if nodes else _IDLE)
-        return found
 
     def _measured(
         self, numbers: Sequence[float], shapes: Sequence[_Shape], owners: int

@@ -79,35 +79,25 @@ class NBitExchange(ErrorFeedback):
     @collective
     def _sum(self, stripes: Sequence[_Stripe], network: Communicator) -> list[Array]:
         """Return the messages about the sums, and leave in the stripes what is lost."""
-        sizes = [coded_bytes(stripe, self._bits) for stripe in stripes]
+        rank, sizes = network.rank, [coded_bytes(stripe, self._bits) for stripe in stripes]
         model = next(stripe[0] for stripe in stripes if stripe)
-        own = stripes[network.rank]
-        for message in self._swap(stripes, sizes, model, network):
-            code_message("add_decoded", message, own, self._bits)
-        message = like_shape(model, (sizes[network.rank],), "uint8")
-        code_message("encode", message, own, self._bits)
-        received = like_shape(model, (sum(sizes),), "uint8")
-        network.allgather(buffer_of(message), buffer_of(received), sizes)
-        return _cut(received, sizes)
-
-    def _swap(
-        self,
-        stripes: Sequence[_Stripe],
-        sizes: Sequence[int],
-        model: Array,
-        network: Communicator,
-    ) -> list[Array]:
-        """Send the others' stripes to them; return what they have sent, in rank order."""
-        sent = [0 if rank == network.rank else size for rank, size in enumerate(sizes)]
-        own = sizes[network.rank]
-        taken = [0 if rank == network.rank else own for rank in range(network.size)]
+        # Members send the others' stripes to them.
+        sent = [0 if member == rank else size for member, size in enumerate(sizes)]
+        taken = [0 if member == rank else sizes[rank] for member in range(network.size)]
         messages = like_shape(model, (sum(sent),), "uint8")
         for message, stripe, size in zip(_cut(messages, sent), stripes, sent, strict=True):
             if size:
                 code_message("encode", message, stripe, self._bits)
         received = like_shape(model, (sum(taken),), "uint8")
         network.alltoall(buffer_of(messages), buffer_of(received), sent, taken)
-        return [message for message in _cut(received, taken) if message.shape[0]]
+        for message in _cut(received, taken):
+            if message.shape[0]:
+                code_message("add_decoded", message, stripes[rank], self._bits)
+        message = like_shape(model, (sizes[rank],), "uint8")
+        code_message("encode", message, stripes[rank], self._bits)
+        received = like_shape(model, (sum(sizes),), "uint8")
+        network.allgather(buffer_of(message), buffer_of(received), sizes)
+        return _cut(received, sizes)
 
 
 def _stripes(tables: Sequence[BlockTable], ranks: int) -> list[_Stripe]:

@@ -153,7 +153,8 @@ class PowerSGDExchange(ErrorFeedback):
         errors = bucket.pieces(error, start)
         for piece, lost in zip(bucket.pieces(elements, start), errors, strict=True):
             shape = matrix_shape(bucket.specs[piece.index])
-            if self._compresses(shape):
+            rank = min(self._rank, *shape)
+            if sum(shape) * rank * self._min_rate < shape[0] * shape[1]:
                 values, its_error = piece.elements.reshape(*shape), lost.elements.reshape(*shape)
                 right = self._first_right(piece, values)
                 matrices.append(_Matrix(piece.name, values, its_error, right))
@@ -188,10 +189,6 @@ class PowerSGDExchange(ErrorFeedback):
         for m, base, right, total in zip(matrices, bases, own, totals, strict=True):
             split(m.values, base, right, m.error, total * factor)
             self._right.put(m.name, total)
-
-    def _compresses(self, shape: tuple[int, int]) -> bool:
-        rank = min(self._rank, *shape)
-        return sum(shape) * rank * self._min_rate < shape[0] * shape[1]
 
     def _first_right(self, piece: ParameterSlice, values: Array) -> Array:
         """Return the orthonormal rows with which a step begins, [rank, m], equal on all ranks."""

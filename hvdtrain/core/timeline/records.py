@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -103,28 +103,13 @@ class OperationTimes(NamedTuple):
     error: str
 
 
-class RecoveryTimes(NamedTuple):
-    """A recovery from the loss of ranks, in seconds of this rank's clock.
-
-    `lost` are the ranks, as they were numbered before, and `size_before` was their number.
-    """
+class Change(NamedTuple):
+    """A loss or joining of ranks, in seconds of this rank's clock, and what its mark says."""
 
     began: float
     ended: float
-    lost: tuple[int, ...]
-    size_before: int
-
-
-class JoinTimes(NamedTuple):
-    """The joining of ranks, in seconds of this rank's clock.
-
-    `joined` are these ranks, and `size` is the number of ranks since then.
-    """
-
-    began: float
-    ended: float
-    joined: tuple[int, ...]
-    size: int
+    text: str
+    args: dict[str, object]
 
 
 @dataclass
@@ -138,13 +123,8 @@ class ChannelTimes:
     rounds: Records[float] = field(default_factory=Records)
 
     def take(self) -> ChannelTimes:
-        return ChannelTimes(
-            self.label,
-            self.process_set,
-            self.operations.take(),
-            self.buckets.take(),
-            self.rounds.take(),
-        )
+        operations, buckets = self.operations.take(), self.buckets.take()
+        return replace(self, operations=operations, buckets=buckets, rounds=self.rounds.take())
 
 
 @dataclass
@@ -154,20 +134,25 @@ class RankRecords:
     zero_seconds: float
     channels: list[ChannelTimes] = field(default_factory=list)
     blocked: Records[tuple[float, float]] = field(default_factory=Records)
-    recoveries: Records[RecoveryTimes] = field(default_factory=Records)
-    joins: Records[JoinTimes] = field(default_factory=Records)
+    changes: Records[Change] = field(default_factory=Records)
 
     def take(self) -> RankRecords:
         channels = [channel.take() for channel in list(self.channels)]
-        return RankRecords(
-            self.start,
-            self.stop,
-            self.zero_seconds,
-            channels,
-            self.blocked.take(),
-            self.recoveries.take(),
-            self.joins.take(),
-        )
+        blocked, changes = self.blocked.take(), self.changes.take()
+        return replace(self, channels=channels, blocked=blocked, changes=changes)
+
+    def note_lost(self, began: float, ended: float, lost: Sequence[int], size: int) -> None:
+        """Note which of `size` ranks were lost, as they were numbered before."""
+        if lost:
+            args = {"lost": list(lost), "ranks before": size}
+            text = f"{format_ranks(lost)} of {size} lost"
+            self.changes.append(Change(began, ended, text, args))
+
+    def note_joined(self, began: float, ended: float, joined: Sequence[int], size: int) -> None:
+        """Note which ranks have joined, and the number of ranks since then."""
+        if joined:
+            args = {"joined": list(joined), "ranks": size}
+            self.changes.append(Change(began, ended, f"{format_ranks(joined)} joined", args))
 
     @property
     def dropped(self) -> int:
@@ -265,7 +250,10 @@ class RankEvents:
         """Yield the events of final records, which may be a part of all."""
         for row in _rows_of(times):
             yield from self._row(row, self._ends.setdefault(row[0], []))
-        yield from self._changes(times)
+        for change in times.changes.kept:
+            mark = self._instant(change.text, "p", change.began, 1)
+            seconds = round(change.ended - change.began, 6)
+            yield {**mark, "args": {**change.args, "seconds": seconds}}
         if times.dropped:
             text = f"{times.dropped} records dropped: record a shorter time"
             yield self._instant(text, "p", times.stop.at_seconds, 1)
@@ -313,23 +301,6 @@ class RankEvents:
                 "tid": thread,
                 "args": item.args,
             }
-
-    def _changes(self, times: RankRecords) -> Iterator[Event]:
-        """Yield the marks of losses and joinings of ranks, for the whole rank."""
-        for loss in times.recoveries.kept:
-            text = f"{format_ranks(loss.lost)} of {loss.size_before} lost"
-            args = {"lost": list(loss.lost), "ranks before": loss.size_before}
-            yield self._change(text, args, loss)
-        for join in times.joins.kept:
-            args = {"joined": list(join.joined), "ranks": join.size}
-            yield self._change(f"{format_ranks(join.joined)} joined", args, join)
-
-    def _change(
-        self, text: str, args: dict[str, object], times: RecoveryTimes | JoinTimes
-    ) -> Event:
-        seconds = round(times.ended - times.began, 6)
-        mark = self._instant(text, "p", times.began, 1)
-        return {**mark, "args": {**args, "seconds": seconds}}
 
     def _instant(self, name: str, scope: str, seconds: float, thread: int) -> Event:
         at = {"ts": self._nanoseconds(seconds) / 1000, "pid": self._rank, "tid": thread}

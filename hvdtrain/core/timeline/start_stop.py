@@ -105,7 +105,15 @@ def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) 
     recording.piece = PieceWriter(
         file, recording.times, recording.under_way, title, communicator.rank, host
     )
-    _warn_of_missing(communicator, file is None, title, path)
+    counts = np.array([int(file is None)])
+    communicator.allreduce(Buffer.from_array(counts), ReduceOp.SUM)
+    if counts[0] and communicator.rank == 0:
+        write_message(
+            title,
+            f"timeline {path}: {counts[0]} of {communicator.size} ranks cannot write beside it on "
+            "their hosts: if the job fails, what they record is lost; name a directory that all "
+            "hosts share",
+        )
     return recording
 
 
@@ -116,18 +124,6 @@ def _open(path: str, recording: Recording, also: str | None) -> GrowingFile | No
         return GrowingFile(path, {"clock at the start, in seconds against rank 0": clock}, also)
     except OSError:
         return None
-
-
-def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path: str) -> None:
-    counts = np.array([int(missing)])
-    communicator.allreduce(Buffer.from_array(counts), ReduceOp.SUM)
-    if counts[0] and communicator.rank == 0:
-        write_message(
-            title,
-            f"timeline {path}: {counts[0]} of {communicator.size} ranks cannot write beside it on "
-            "their hosts: if the job fails, what they record is lost; name a directory that all "
-            "hosts share",
-        )
 
 
 @collective

@@ -15,7 +15,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator, Pending
-from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
+from hvdtrain.engines.float_order import flip_highest, from_ordered, is_ordered, to_ordered
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -76,8 +76,6 @@ _WIDER = {
 _WIDER_ORDERED = _WIDER | {DType.FLOAT16: DType.FLOAT32}
 _PARTS = {DType.COMPLEX64: torch.float32, DType.COMPLEX128: torch.float64}
 
-_SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
-
 
 def _widths(op: ReduceOp) -> Mapping[DType, DType]:
     return _WIDER_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _WIDER
@@ -89,12 +87,9 @@ def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
     tensor = elements(buffer)
     if buffer.dtype is DType.UINT64:
         signed = words(buffer)
-        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-        if ordered:
-            signed.bitwise_xor_(_SIGN)
+        flip_highest(signed, op)
         yield signed
-        if ordered:
-            signed.bitwise_xor_(_SIGN)
+        flip_highest(signed, op)
     elif (wider := _widths(op).get(buffer.dtype)) is not None:
         wide = Buffer.of(tensor.to(getattr(torch, wider.value)))
         with reducible_tensor(wide, op) as reducible:
@@ -118,7 +113,6 @@ class HorovodProcess:
 
 
 _MOST_WORDS = 2**31 - 1
-_HIGHEST_BIT = np.uint64(1 << 63)
 
 
 class HorovodCommunicator(Communicator):
@@ -157,12 +151,17 @@ class HorovodCommunicator(Communicator):
         self.rank = self._ranks.index(self._hvd.rank())
         self.size = len(ranks)
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _HorovodPending:
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         # Horovod has no uint64; with the highest bit flipped, the order is that of int64.
-        numbers = (values ^ _HIGHEST_BIT).view(np.int64)
-        tensor = torch.from_numpy(numbers)
-        handle = self._start("allreduce_async_", tensor, op=self._hvd.Max)
-        return _HorovodPending(self, handle, numbers, values)
+        signed = values.view(np.int64)
+        flip_highest(signed, ReduceOp.MAX)
+        handle = self._start("allreduce_async_", torch.from_numpy(signed), op=self._hvd.Max)
+
+        def end() -> None:
+            self._call("synchronize", handle)
+            flip_highest(signed, ReduceOp.MAX)
+
+        return Pending(lambda: self._call("poll", handle), end)
 
     def _start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
         """Call an asynchronous operation of horovod.torch and return its handle."""
@@ -282,26 +281,6 @@ class HorovodCommunicator(Communicator):
         parts = torch.split(arrived, [sizes[rank] for rank in self._order])
         for rank, part in zip(self._order, parts, strict=True):
             places[rank].copy_(part)
-
-
-class _HorovodPending(Pending):
-    def __init__(
-        self,
-        communicator: HorovodCommunicator,
-        handle: int,
-        numbers: npt.NDArray[np.int64],
-        values: npt.NDArray[np.uint64],
-    ) -> None:
-        self._communicator, self._handle = communicator, handle
-        self._numbers, self._values = numbers, values
-        self._done = False
-
-    def test(self) -> bool:
-        if not self._done and self._communicator._call("poll", self._handle):
-            self._communicator._call("synchronize", self._handle)
-            self._values[:] = self._numbers.view(np.uint64) ^ _HIGHEST_BIT
-            self._done = True
-        return self._done
 
 
 def _scale(buffer: Buffer, factor: float) -> None:

@@ -123,7 +123,11 @@ def _open(
     if reason and shares and world.Get_rank() == 0:
         warn_once(reason)
     if isinstance(nodes, str):
-        nodes, shares = _nodes_by_mpi(MPI, world), False
+        # They cannot be detected: take those that MPI reports.
+        node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        leader = node.bcast(world.Get_rank())
+        node.Free()
+        nodes, shares = tuple(world.allgather(leader)), False
     kernel = agree_on_kernel(world.Get_rank(), found) if compiled else None
     everywhere = frozenset.intersection(*gpus)
     shared = nodes if shares else None
@@ -145,19 +149,15 @@ def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
     if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         MPI.Init_thread(level)
         return
-    _prepare_for_failures(environ)
-    with end_job_if_a_rank_ends(environ):
-        MPI.Init_thread(level)
-
-
-def _prepare_for_failures(environ: MutableMapping[str, str]) -> None:
-    """Complete what `mpirun --with-ft ulfm` sets, before MPI is initialized."""
+    # Complete what `mpirun --with-ft ulfm` sets.
     # Open MPI 5.0.11's collectives for several hosts crash after a failure.
     coll = environ.get("OMPI_MCA_coll", "^hcoll,portals4")
     if coll.startswith("^") and "han" not in coll[1:].split(","):
         environ["OMPI_MCA_coll"] = f"{coll},han"
     # A rank that tells others of a failure connects to them, which blocks if one has ended.
     environ.setdefault("OMPI_MCA_mpi_preconnect_mpi", "1")
+    with end_job_if_a_rank_ends(environ):
+        MPI.Init_thread(level)
 
 
 def _thread_level(MPI: ModuleType) -> int:
@@ -225,11 +225,3 @@ def _refuse_foreign_launcher(library: str, environ: Mapping[str, str]) -> None:
             f"({promised.variable}={promised.size}), but the loaded MPI library is {library}: "
             "they do not belong together. Start the ranks with that library's own mpiexec"
         )
-
-
-def _nodes_by_mpi(MPI: ModuleType, world: MPI.Intracomm) -> tuple[int, ...]:
-    """Return the nodes that MPI reports, where they cannot be detected."""
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    leader = node.bcast(world.Get_rank())
-    node.Free()
-    return tuple(world.allgather(leader))

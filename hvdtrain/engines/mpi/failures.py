@@ -31,18 +31,6 @@ from hvdtrain.topology import format_ranks
 _OF_OPEN_MPI = "/dev/shm/sm_segment."
 
 
-def remove_segment_names() -> None:
-    """Remove the names of the segments that this rank has mapped.
-
-    Call it once all ranks of this host have mapped each other's. They then need no names, and what
-    has none is freed with the last rank that uses it, however ranks end.
-    """
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        path = line.partition("/")
-        if (path[1] + path[2]).startswith(_OF_OPEN_MPI):
-            Path(path[1] + path[2].removesuffix(" (deleted)")).unlink(missing_ok=True)
-
-
 # How long the smaller side lets others be first.
 _MINORITY_SECONDS = 0.3
 
@@ -113,7 +101,12 @@ def open_among_survivors(
             failures.revoke()  # the others may wait for this rank
         if failures.agree(world is not None):
             assert world is not None
-            remove_segment_names()  # all ranks have met
+            # All ranks have met, so that each has mapped the segments of its host. Those without
+            # names are freed with the last rank that uses them, however ranks end.
+            for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+                path = line.partition("/")
+                if (path[1] + path[2]).startswith(_OF_OPEN_MPI):
+                    Path(path[1] + path[2].removesuffix(" (deleted)")).unlink(missing_ok=True)
             before = failures.comm.Get_group().Translate_ranks(None, comm.Get_group())
             return replace(world, before=tuple(before))
         failures.revoke()

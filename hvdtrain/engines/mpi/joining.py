@@ -120,7 +120,8 @@ def start_rank(host: str, known: bool) -> MpiNewcomer:
     info = MPI.Info.Create()
     # The slots of ranks that have ended count as taken.
     info.Set("map_by", ":OVERSUBSCRIBE")
-    info.Set("wdir", _first_directory())
+    first = os.environ.get("PWD", "")  # in which this process has begun; it may have left it
+    info.Set("wdir", first if os.path.isdir(first) else os.getcwd())
     if host:
         info.Set("PMIX_HOST", host)
     if host and not known:
@@ -138,12 +139,6 @@ def start_rank(host: str, known: bool) -> MpiNewcomer:
         where = host or "this host"
         raise HvdtrainError(f"no rank can be started on {where}: {error}") from error
     return MpiNewcomer(peer, host)
-
-
-def _first_directory() -> str:
-    """Return the directory in which this process has begun; its program may have left it."""
-    first = os.environ.get("PWD", "")
-    return first if os.path.isdir(first) else os.getcwd()
 
 
 def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:

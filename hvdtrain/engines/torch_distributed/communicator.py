@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator, Pending
-from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
+from hvdtrain.engines.float_order import flip_highest, from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.torch_distributed.failures import Members, gloo_group, nccl_group
 from hvdtrain.errors import ConnectionLostError, HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
@@ -82,31 +82,37 @@ def bytes_of(buffer: Buffer) -> torch.Tensor:
 
 _WIDE_ELEMENTS = 16 << 20  # number of elements converted to a wider type at a time
 
-_SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
-
 
 @dataclass(frozen=True)
-class GroupBackend:
-    """Collectives on tensors of one kind of memory; see Communicator.
+class Group:
+    """A process group of torch for one kind of memory, and how it reduces tensors.
 
     On a GPU, work is enqueued on the caller's current stream, and the host does not wait.
     """
 
-    group: Any
+    processes: Any
     wide: Widths
     premultiplied: Callable[[float], Any] | None = None
     even: bool = False
 
-    # A program's tensors may be inference tensors, which can be written in this mode only.
-    @torch.inference_mode()
+    def wider(self, op: ReduceOp) -> Widths:
+        """Return the wider dtypes for a reduction: no library has 16-bit integers for ordering."""
+        return GLOO_WIDE if op in (ReduceOp.MIN, ReduceOp.MAX) else self.wide
+
     def allreduce(
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
         if tensor.dtype in (torch.bool, torch.uint64):
             Buffer.of(tensor).scale(prescale)
-            self._reduce_bits(tensor, op)
+            if tensor.dtype == torch.bool:
+                self._reduce(tensor.view(torch.uint8), BOOL_OPS[op])
+            else:
+                signed = tensor.view(torch.int64)
+                flip_highest(signed, op)
+                self._reduce(signed, OPS[op])
+                flip_highest(signed, op)
             Buffer.of(tensor).scale(postscale)
-        elif (wider := self._wider(op).get(tensor.dtype)) is not None:
+        elif (wider := self.wider(op).get(tensor.dtype)) is not None:
             for piece in torch.split(tensor, _WIDE_ELEMENTS):
                 wide = piece.to(wider)
                 self._reduce_numbers(wide, op, prescale, postscale)
@@ -114,27 +120,10 @@ class GroupBackend:
         else:
             self._reduce_numbers(tensor, op, prescale, postscale)
 
-    def _wider(self, op: ReduceOp) -> Widths:
-        """Return the wider dtypes for a reduction: no library has 16-bit integers for ordering."""
-        return GLOO_WIDE if op in (ReduceOp.MIN, ReduceOp.MAX) else self.wide
-
-    def _reduce_bits(self, tensor: torch.Tensor, op: ReduceOp) -> None:
-        """Reduce bool as bytes, and uint64 as signed numbers."""
-        if tensor.dtype == torch.bool:
-            self._reduce(tensor.view(torch.uint8), BOOL_OPS[op])
-            return
-        signed = tensor.view(torch.int64)
-        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-        if ordered:
-            signed.bitwise_xor_(_SIGN)
-        self._reduce(signed, OPS[op])
-        if ordered:
-            signed.bitwise_xor_(_SIGN)
-
     def _reduce_numbers(
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        before, reduction, after = self._factors(tensor.dtype, op, prescale, postscale)
+        before, reduction, after = self.factors(tensor.dtype, op, prescale, postscale)
         buffer = Buffer.of(tensor)
         buffer.scale(before)
         ordered = to_ordered(buffer, op)
@@ -142,13 +131,13 @@ class GroupBackend:
         from_ordered(ordered, buffer)
         buffer.scale(after)
 
-    def _factors(
+    def factors(
         self, dtype: torch.dtype, op: ReduceOp, prescale: float, postscale: float
     ) -> tuple[float, Any, float]:
         """Return the factor before a reduction, the reduction, and the factor after it."""
         fractional = dtype.is_floating_point or dtype.is_complex
         # With a single rank, NCCL 2.28 does not apply the factor to some elements.
-        premultiplied = self.premultiplied if self.group.size() > 1 else None
+        premultiplied = self.premultiplied if self.processes.size() > 1 else None
         if premultiplied is None or op is not ReduceOp.SUM or not fractional:
             return prescale, OPS[op], postscale
         # In a half type the factor itself would be rounded. It is applied before the sum, which
@@ -162,83 +151,19 @@ class GroupBackend:
 
     def _reduce(self, tensor: torch.Tensor, reduction: Any) -> None:
         if tensor.numel():
-            options = dist.AllreduceOptions()
-            options.reduceOp = reduction
-            self.group.allreduce([tensor], options).wait()
+            self.start_reduction(tensor, reduction).wait()
 
-    def broadcast(self, memory: torch.Tensor, root_rank: int) -> None:
-        if memory.numel():
-            self._start_broadcast(memory, root_rank).wait()
-
-    def _start_broadcast(self, memory: torch.Tensor, root_rank: int) -> dist.Work:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root_rank, 0
-        work: dist.Work = self.group.broadcast([memory], options)
+    def start_reduction(self, tensor: torch.Tensor, reduction: Any) -> dist.Work:
+        options = dist.AllreduceOptions()
+        options.reduceOp = reduction
+        work: dist.Work = self.processes.allreduce([tensor], options)
         return work
 
-    @torch.inference_mode()
-    def allgather(self, send: torch.Tensor, receive: torch.Tensor, sizes: Sequence[int]) -> None:
-        if self.even and len(set(sizes)) == 1 and sizes[0]:
-            self.group._allgather_base(receive, send).wait()
-            return
-        # Neither library gathers uneven parts; broadcasts of all parts run concurrently.
-        parts = torch.split(receive, list(sizes))
-        parts[self.group.rank()].copy_(send)
-        works = [
-            self._start_broadcast(part, root_rank)
-            for root_rank, part in enumerate(parts)
-            if part.numel()
-        ]
-        for work in works:
-            work.wait()
-
-    def alltoall(
-        self,
-        send: torch.Tensor,
-        receive: torch.Tensor,
-        send_sizes: list[int],
-        receive_sizes: list[int],
-    ) -> None:
-        options = dist.AllToAllOptions()
-        self.group.alltoall_base(receive, send, receive_sizes, send_sizes, options).wait()
-
-    @torch.inference_mode()
-    def reduce_scatter(
-        self,
-        send: torch.Tensor,
-        receive: torch.Tensor,
-        counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        native = send.dtype not in (torch.bool, torch.uint64, *self._wider(op)) and not is_ordered(
-            Buffer.of(send).dtype, op
-        )
-        if self.even and native and len(set(counts)) == 1 and counts[0]:
-            self._reduce_scatter_evenly(send, receive, op, prescale, postscale)
-            return
-        # Neither library scatters uneven parts.
-        whole = send.clone()
-        self.allreduce(whole, op, prescale, postscale)
-        receive.copy_(torch.split(whole, list(counts))[self.group.rank()])
-
-    def _reduce_scatter_evenly(
-        self,
-        send: torch.Tensor,
-        receive: torch.Tensor,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        before, reduction, after = self._factors(send.dtype, op, prescale, postscale)
-        if before != 1.0:
-            send = send.clone()
-            Buffer.of(send).scale(before)
-        options = dist.ReduceScatterOptions()
-        options.reduceOp = reduction
-        self.group._reduce_scatter_base(_real(receive), _real(send), options).wait()
-        Buffer.of(receive).scale(after)
+    def start_broadcast(self, memory: torch.Tensor, root_rank: int) -> dist.Work:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root_rank, 0
+        work: dist.Work = self.processes.broadcast([memory], options)
+        return work
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
@@ -252,26 +177,10 @@ def connect(
     device: torch.device,
     gather: Callable[[bytes], list[bytes]],
     halves_in_float32: bool,
-) -> GroupBackend:
+) -> Group:
     """Connect the members' GPUs; `gather` gathers the bytes of each member."""
     records = gather(bytes([halves_in_float32]) + _digest(device))
-    _require_own_devices([record[1:] for record in records], members, device)
-    # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
-    torch.cuda.synchronize(device)
-    group = nccl_group(members, device)
-    wide = GLOO_WIDE if any(record[0] for record in records) else NCCL_WIDE
-    make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
-    return GroupBackend(group, wide, premultiplied=make, even=True)
-
-
-def _digest(device: torch.device) -> bytes:
-    """Return a digest that is equal for ranks whose GPU NCCL considers the same."""
-    host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
-    uuid = torch.cuda.get_device_properties(device).uuid
-    return blake2b(f"{host} {uuid}".encode(), digest_size=16).digest()
-
-
-def _require_own_devices(digests: list[bytes], members: Members, device: torch.device) -> None:
+    digests = [record[1:] for record in records]
     for rank, digest in enumerate(digests):
         if (first := digests.index(digest)) != rank:
             raise UnsupportedError(
@@ -279,6 +188,18 @@ def _require_own_devices(digests: list[bytes], members: Members, device: torch.d
                 f"the same GPU (here {device}): call torch.cuda.set_device(hvd.local_rank()) "
                 "before anything is put on a GPU, start one rank for each GPU, or use engine mpi"
             )
+    # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
+    torch.cuda.synchronize(device)
+    wide = GLOO_WIDE if any(record[0] for record in records) else NCCL_WIDE
+    make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
+    return Group(nccl_group(members, device), wide, premultiplied=make, even=True)
+
+
+def _digest(device: torch.device) -> bytes:
+    """Return a digest that is equal for ranks whose GPU NCCL considers the same."""
+    host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return blake2b(f"{host} {uuid}".encode(), digest_size=16).digest()
 
 
 class TorchCommunicator(Communicator):
@@ -299,17 +220,21 @@ class TorchCommunicator(Communicator):
         self._abort, self._failures = members.abort, members.failures
         self._splits = 0
         with self._peers("connect"):
-            self._gloo: GroupBackend | None = GroupBackend(gloo_group(members), GLOO_WIDE)
-        self._nccl: GroupBackend | None = None
+            self._gloo: Group | None = Group(gloo_group(members), GLOO_WIDE)
+        self._nccl: Group | None = None
         self._device: torch.device | None = None
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _TorchPending:
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         signed = values.view(np.int64)
-        signed ^= _SIGN
-        options = dist.AllreduceOptions()
-        options.reduceOp = OPS[ReduceOp.MAX]
-        work = self._host().group.allreduce([torch.from_numpy(signed)], options)
-        return _TorchPending(self, work, signed)
+        flip_highest(signed, ReduceOp.MAX)
+        work = self._host().start_reduction(torch.from_numpy(signed), OPS[ReduceOp.MAX])
+
+        def end() -> None:
+            with self._peers("agreement"):
+                work.wait()
+            flip_highest(signed, ReduceOp.MAX)
+
+        return Pending(work.is_completed, end)
 
     @collective
     def allreduce(
@@ -317,20 +242,39 @@ class TorchCommunicator(Communicator):
     ) -> None:
         tensor = tensor_of(buffer)
         with self._peers("allreduce"):
-            self._backend(tensor).allreduce(tensor, op, prescale, postscale)
+            group = self._group(tensor)
+            # A program's tensors may be inference tensors, which can be written in this mode only.
+            with torch.inference_mode():
+                group.allreduce(tensor, op, prescale, postscale)
 
     @collective
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         memory = bytes_of(buffer)
         with self._peers("broadcast"):
-            self._backend(memory).broadcast(memory, root_rank)
+            group = self._group(memory)
+            if memory.numel():
+                group.start_broadcast(memory, root_rank).wait()
 
     @collective
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
         outgoing, incoming = bytes_of(send), bytes_of(receive)
         sizes = [count * send.dtype.itemsize for count in counts]
         with self._peers("allgather"):
-            self._backend(incoming).allgather(outgoing, incoming, sizes)
+            group = self._group(incoming)
+            with torch.inference_mode():
+                if group.even and len(set(sizes)) == 1 and sizes[0]:
+                    group.processes._allgather_base(incoming, outgoing).wait()
+                    return
+                # Neither library gathers uneven parts; broadcasts of all parts run concurrently.
+                parts = torch.split(incoming, sizes)
+                parts[self.rank].copy_(outgoing)
+                works = [
+                    group.start_broadcast(part, root_rank)
+                    for root_rank, part in enumerate(parts)
+                    if part.numel()
+                ]
+                for work in works:
+                    work.wait()
 
     @collective
     def alltoall(
@@ -341,14 +285,13 @@ class TorchCommunicator(Communicator):
         receive_counts: Sequence[int],
     ) -> None:
         outgoing, incoming = bytes_of(send), bytes_of(receive)
-        itemsize = send.dtype.itemsize
+        sent, received = (
+            [count * send.dtype.itemsize for count in counts]
+            for counts in (send_counts, receive_counts)
+        )
         with self._peers("alltoall"):
-            self._backend(incoming).alltoall(
-                outgoing,
-                incoming,
-                [count * itemsize for count in send_counts],
-                [count * itemsize for count in receive_counts],
-            )
+            processes, options = self._group(incoming).processes, dist.AllToAllOptions()
+            processes.alltoall_base(incoming, outgoing, received, sent, options).wait()
 
     @collective
     def reduce_scatter(
@@ -362,13 +305,29 @@ class TorchCommunicator(Communicator):
     ) -> None:
         outgoing, incoming = tensor_of(send), tensor_of(receive)
         with self._peers("reduce_scatter"):
-            self._backend(outgoing).reduce_scatter(
-                outgoing, incoming, counts, op, prescale, postscale
-            )
+            group = self._group(outgoing)
+            converted = (torch.bool, torch.uint64, *group.wider(op))
+            native = outgoing.dtype not in converted and not is_ordered(send.dtype, op)
+            with torch.inference_mode():
+                if not (group.even and native and len(set(counts)) == 1 and counts[0]):
+                    # Neither library scatters uneven parts.
+                    whole = outgoing.clone()
+                    group.allreduce(whole, op, prescale, postscale)
+                    incoming.copy_(torch.split(whole, list(counts))[self.rank])
+                    return
+                before, reduction, after = group.factors(outgoing.dtype, op, prescale, postscale)
+                if before != 1.0:
+                    outgoing = outgoing.clone()
+                    Buffer.of(outgoing).scale(before)
+                options = dist.ReduceScatterOptions()
+                options.reduceOp = reduction
+                parts = _real(incoming), _real(outgoing)
+                group.processes._reduce_scatter_base(*parts, options).wait()
+                Buffer.of(incoming).scale(after)
 
     def barrier(self) -> None:
         with self._peers("barrier"):
-            self._host().group.barrier(dist.BarrierOptions()).wait()
+            self._host().processes.barrier(dist.BarrierOptions()).wait()
 
     @collective
     def split(self, ranks: Sequence[int]) -> TorchCommunicator | None:
@@ -415,7 +374,7 @@ class TorchCommunicator(Communicator):
         if self._members is None:
             return
         if self._nccl is not None and (self._failures is None or not self._failures.revoked):
-            self._nccl.group.shutdown()
+            self._nccl.processes.shutdown()
         self._gloo = self._nccl = None
         leave, self._members = self._members.leave, None
         leave()
@@ -428,18 +387,18 @@ class TorchCommunicator(Communicator):
             raise ValueError("this communicator is closed")
         return self._members
 
-    def _host(self) -> GroupBackend:
+    def _host(self) -> Group:
         self._alive()
         assert self._gloo is not None  # until it is closed
         return self._gloo
 
     @collective
-    def _backend(self, tensor: torch.Tensor) -> GroupBackend:
+    def _group(self, tensor: torch.Tensor) -> Group:
         return self._connect(tensor.device) if tensor.is_cuda else self._host()
 
     @collective
-    def _connect(self, device: torch.device) -> GroupBackend:
-        """Return the NCCL backend, creating it on first use."""
+    def _connect(self, device: torch.device) -> Group:
+        """Return the NCCL group, creating it on first use."""
         if self._nccl is None:
             self._device = self._indexed(device)
             with self._peers("connect"):
@@ -474,23 +433,3 @@ class TorchCommunicator(Communicator):
                 f"[rank {self.rank}/{self.size}] {operation}: the connection to another rank "
                 f"failed ({reason}). Look at what that rank printed last"
             ) from None
-
-
-class _TorchPending(Pending):
-    def __init__(
-        self, communicator: TorchCommunicator, work: dist.Work, signed: npt.NDArray[np.int64]
-    ) -> None:
-        self._communicator = communicator
-        self._work: dist.Work | None = work
-        self._signed = signed
-
-    def test(self) -> bool:
-        if self._work is None:
-            return True
-        if not self._work.is_completed():
-            return False
-        with self._communicator._peers("agreement"):
-            self._work.wait()
-        self._work = None
-        self._signed ^= _SIGN
-        return True

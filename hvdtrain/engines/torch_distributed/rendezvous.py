@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import Communicator, EngineWorld, Gather
+from hvdtrain.engines.communicator import EngineWorld, Gather
 from hvdtrain.engines.mpi import engine as mpi_engine
 from hvdtrain.engines.shared_memory.memory import detect_nodes
 from hvdtrain.engines.torch_distributed.failures import Members, TorchFailures
@@ -147,7 +147,14 @@ def open_on_ranks(
     config: Config, environ: Mapping[str, str], open_on: _Open, takes_newcomers: bool
 ) -> EngineWorld:
     """Find all ranks of the job, and open a world of them."""
-    if _has_torchrun(environ):
+    promised = promised_world(environ)
+    # All of torchrun's variables are set, and agree with the launcher.
+    if (
+        all(environ.get(name) for name in _VARIABLES)
+        and promised is not None
+        and environ["RANK"] == str(promised.rank)
+        and environ["WORLD_SIZE"] == str(promised.size)
+    ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         with _reporting(rank, size):
             found = _through_torchrun(rank, size, environ)
@@ -160,7 +167,13 @@ def open_on_ranks(
         failures = None
         if world.failures is not None:
             failures = TorchFailures(world.failures, takes_newcomers)
-        members = _through_mpi(world.communicator, failures, environ)
+        mpi = world.communicator
+        master = find_master_address(mpi.gather_objects, mpi.rank, environ)
+        open_store = partial(_open_store, master, mpi.rank, mpi.size)
+        with _reporting(mpi.rank, mpi.size):
+            store = open_store() if failures is None else failures.unless_lost(open_store)
+        device = _device_at(master.address)
+        members = Members(store, mpi.rank, mpi.size, device, mpi.abort, mpi.close, failures)
         return open_on(members, world.nodes, world.hostnames)
 
     return mpi_engine.open_world(config, environ, open_through)
@@ -168,30 +181,6 @@ def open_on_ranks(
 
 def _device_at(address: str) -> dist.ProcessGroupGloo.Device:
     return dist.ProcessGroupGloo.create_device(hostname=address)
-
-
-def _has_torchrun(environ: Mapping[str, str]) -> bool:
-    """Return whether all of torchrun's variables are set and agree with the launcher."""
-    promised = promised_world(environ)
-    return (
-        all(environ.get(name) for name in _VARIABLES)
-        and promised is not None
-        and environ["RANK"] == str(promised.rank)
-        and environ["WORLD_SIZE"] == str(promised.size)
-    )
-
-
-@collective
-def _through_mpi(
-    mpi: Communicator, failures: TorchFailures | None, environ: Mapping[str, str]
-) -> Members:
-    """Find the ranks through MPI, and open a store on rank 0."""
-    master = find_master_address(mpi.gather_objects, mpi.rank, environ)
-    open_store = partial(_open_store, master, mpi.rank, mpi.size)
-    with _reporting(mpi.rank, mpi.size):
-        store = open_store() if failures is None else failures.unless_lost(open_store)
-    device = _device_at(master.address)
-    return Members(store, mpi.rank, mpi.size, device, mpi.abort, mpi.close, failures)
 
 
 def _open_store(master: MasterAddress, rank: int, size: int) -> dist.Store:

@@ -126,7 +126,14 @@ def _call_on_host(function: HostFunction, values: Tensors) -> list[jax.Array]:
     """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):
         return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]
-    _refuse_several_devices()
+    # JAX compiles no callback in a step that it divides among devices.
+    distribution = keras.distribution.distribution()
+    count = 1 if distribution is None else distribution.device_mesh.devices.size
+    if count > 1:
+        raise UnsupportedError(
+            f"keras.distribution divides a step among {count} devices, and such a step cannot "
+            "reduce over ranks: leave it out, and start one rank for each device"
+        )
     kinds = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     if jax.default_backend() != "cpu":
 
@@ -149,14 +156,3 @@ def _call_on_host(function: HostFunction, values: Tensors) -> list[jax.Array]:
     )(ticket, *values)
     io_callback(lambda _: None, None, done, ordered=True)
     return list(results)
-
-
-def _refuse_several_devices() -> None:
-    """Raise for a step that JAX divides among devices, in which it compiles no callback."""
-    distribution = keras.distribution.distribution()
-    count = 1 if distribution is None else distribution.device_mesh.devices.size
-    if count > 1:
-        raise UnsupportedError(
-            f"keras.distribution divides a step among {count} devices, and such a step cannot "
-            "reduce over ranks: leave it out, and start one rank for each device"
-        )

@@ -385,10 +385,6 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
         if not environ.get("LSB_MCPU_HOSTS"):
             raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is not a job of lsf")
         return HostText("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
-    return HostText("flux getattr hostlist", _ask_flux())
-
-
-def _ask_flux() -> str:
     command = ["flux", "getattr", "hostlist"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -396,7 +392,7 @@ def _ask_flux() -> str:
         raise HostfileError(
             " ".join(command), "", f"failed ({error}): this is not a job of flux"
         ) from None
-    return done.stdout
+    return HostText("flux getattr hostlist", done.stdout)
 
 
 def read_file(path: str) -> HostText:

@@ -29,16 +29,6 @@ def is_script(arguments: Sequence[str]) -> bool:
 def require_program(arguments: Sequence[str]) -> None:
     """Check that ranks can run these arguments."""
     word = arguments[0] if arguments else "train"
-    _refuse_python(arguments)
-    if word.startswith("-") or word in OF_RANKS or is_script(arguments):
-        return
-    raise UsageError(
-        f"'{word}' cannot be run by ranks: name a script, or one of {', '.join(OF_RANKS)}"
-    )
-
-
-def _refuse_python(arguments: Sequence[str]) -> None:
-    """Raise UsageError for the arguments of a Python interpreter, with what to write instead."""
     words = list(arguments)
     if words and not is_script(words) and Path(words[0]).name.startswith("python"):
         python = words.pop(0)
@@ -55,6 +45,11 @@ def _refuse_python(arguments: Sequence[str]) -> None:
         raise UsageError(
             "ranks cannot run code from the command line: put it into a file and write -- FILE"
         )
+    if word.startswith("-") or word in OF_RANKS or is_script(arguments):
+        return
+    raise UsageError(
+        f"'{word}' cannot be run by ranks: name a script, or one of {', '.join(OF_RANKS)}"
+    )
 
 
 def rank_words(arguments: Sequence[str], as_horovod: bool = False) -> list[str]:
@@ -123,7 +118,8 @@ class Script:
                 return False
             for name in _imported(text) - seen:
                 seen.add(name)
-                files = _module_files(path.parent, name)
+                file = path.parent / f"{name}.py"
+                files = [file] if file.is_file() else sorted((path.parent / name).rglob("*.py"))
                 if not files:  # an installed package
                     return False
                 texts += map(_read, files)
@@ -171,12 +167,6 @@ def _imported(text: str) -> set[str]:
         node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
     ]
     return {name.partition(".")[0] for name in names}
-
-
-def _module_files(folder: Path, name: str) -> list[Path]:
-    """Return the files of a module or package in a folder."""
-    file = folder / f"{name}.py"
-    return [file] if file.is_file() else sorted((folder / name).rglob("*.py"))
 
 
 USE_CPU, MIXED_PRECISION = "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"

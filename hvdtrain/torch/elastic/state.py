@@ -64,21 +64,17 @@ class TorchState(ObjectState):
         Samplers also collect what the other ranks have processed.
         """
         for name in self._stateful:
-            _sync(getattr(self, name))
+            value = getattr(self, name)
+            if isinstance(value, torch.nn.Module):
+                broadcast_module(value, root_rank=0)
+            elif isinstance(value, torch.optim.Optimizer):
+                broadcast_optimizer_state(value, root_rank=0)
+            elif isinstance(value, ElasticSampler):
+                value.sync()
+            else:
+                broadcast_stateful(value, 0, f"state of {type(value).__name__}")
         super().sync()
 
 
 def _is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-@collective
-def _sync(value: Any) -> None:
-    if isinstance(value, torch.nn.Module):
-        broadcast_module(value, root_rank=0)
-    elif isinstance(value, torch.optim.Optimizer):
-        broadcast_optimizer_state(value, root_rank=0)
-    elif isinstance(value, ElasticSampler):
-        value.sync()
-    else:
-        broadcast_stateful(value, 0, f"state of {type(value).__name__}")

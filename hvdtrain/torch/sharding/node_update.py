@@ -164,7 +164,16 @@ class NodeUpdate(OwnerUpdate):
     @collective
     def _prepare(self) -> None:
         self._follow_plan()
-        settings = _settings_that_matter(self._optimizer)
+        # The optimizer's state depends on which settings are on. Rates may change from and to 0 in
+        # any step, and are left out.
+        settings = [
+            {
+                key: bool(value)
+                for key, value in group.items()
+                if value is None or isinstance(value, bool) or key == "momentum"
+            }
+            for group in self._optimizer.param_groups
+        ]
         if settings != self._settings:
             # Change the state only when all ranks have read it and have come here to allocate.
             self.give_back()
@@ -340,18 +349,3 @@ def _check_memory(parameters: Sequence[torch.nn.Parameter], specs: Sequence[Para
                 "weights move to memory of the node: give it memory of its own, p.data = "
                 "p.data.clone(), or use sharded=False"
             )
-
-
-def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:
-    """Return which settings are on, because the optimizer's state depends on these.
-
-    Rates, which may change from and to 0 in any step, are left out.
-    """
-    return [
-        {
-            key: bool(value)
-            for key, value in group.items()
-            if value is None or isinstance(value, bool) or key == "momentum"
-        }
-        for group in optimizer.param_groups
-    ]

@@ -52,32 +52,12 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
             kept.assign(keras.ops.zeros_like(kept) if gradient is None else gradient)
 
 
-def require_elementwise(optimizer: Any) -> None:
-    """Check that an optimizer can step on parts of variables."""
-    kind = type(optimizer)
-    if not (isinstance(optimizer, ELEMENTWISE) and is_keras(kind)):
-        refuse_optimizer(optimizer, "Keras", ELEMENTWISE)
-    for name in (*NOT_ELEMENTWISE, "global_clipnorm"):
-        value = getattr(optimizer, name)
-        if value:
-            raise UsageError(
-                f"--strategy ps cannot use {name}={value} of the recipe's optimizer "
-                f"{kind.__name__}: leave it out"
-            )
-
-
 class BuiltOptimizer:
     """A Keras optimizer, built for variables."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self.optimizer, self.variables = optimizer, list(variables)
         self.slots: list[dict[str, Any]] = [{} for _ in self.variables]
-        self._build()
-        of_variables = {id(slot) for slots in self.slots for slot in slots.values()}
-        self.others = [v for v in optimizer.variables if id(v) not in of_variables]
-
-    def _build(self) -> None:
-        """Build the optimizer, and note for which variable it makes which of its own."""
         numbers = {id(variable): number for number, variable in enumerate(self.variables)}
         plain = self.optimizer.add_variable_from_reference
 
@@ -89,6 +69,8 @@ class BuiltOptimizer:
         self.optimizer.add_variable_from_reference = noting
         self.optimizer.build(self.variables)
         del self.optimizer.add_variable_from_reference
+        of_variables = {id(slot) for slots in self.slots for slot in slots.values()}
+        self.others = [v for v in optimizer.variables if id(v) not in of_variables]
 
     def states(self) -> list[State]:
         """Return the state of each variable; what there is once is part of each."""
@@ -183,7 +165,16 @@ class ServedKerasLoop(KerasLoop):
         """Return the optimizer whose state checkpoints hold; it never steps."""
         _refuse_constraints(self._model.trainable_variables)
         optimizer = plain_optimizer(self._recipe, self._step_plan.options, self._schedule)
-        require_elementwise(optimizer)
+        kind = type(optimizer)
+        if not (isinstance(optimizer, ELEMENTWISE) and is_keras(kind)):
+            refuse_optimizer(optimizer, "Keras", ELEMENTWISE)
+        for name in (*NOT_ELEMENTWISE, "global_clipnorm"):
+            value = getattr(optimizer, name)
+            if value:
+                raise UsageError(
+                    f"--strategy ps cannot use {name}={value} of the recipe's optimizer "
+                    f"{kind.__name__}: leave it out"
+                )
         self._whole = BuiltOptimizer(optimizer, self._model.trainable_variables)
         return optimizer
 
@@ -231,22 +222,18 @@ class ServedKerasLoop(KerasLoop):
         go_on: Callable[[], bool],
     ) -> int:
         if self._rounds.serves:
-            self._reset_sums()
+            if not all(metric.variables for metric in self._recipe.metrics.values()):
+                # Some metrics take shapes from the first batch: this one has only padding.
+                rows, counted = padded(np.arange(0), self._rows or 1)
+                inputs, targets = self._train_reader.read(rows)
+                weights = counted.astype(self._step_plan.options.dtype)
+                self._model.test_on_batch(inputs, targets, weights)
+            self._sums.reset_state()
             taken: int = self._rounds.serve(first, len(batches), go_on)
         else:
             taken = super()._take_steps(epoch, first, batches, note, go_on)
         self._next_step = first + taken
         return taken
-
-    def _reset_sums(self) -> None:
-        """Set the sums of a server to zero, in the shapes that they have on workers."""
-        if not all(metric.variables for metric in self._recipe.metrics.values()):
-            # Some metrics take shapes from the first batch: this one has only padding.
-            rows, counted = padded(np.arange(0), self._rows or 1)
-            inputs, targets = self._train_reader.read(rows)
-            weights = counted.astype(self._step_plan.options.dtype)
-            self._model.test_on_batch(inputs, targets, weights)
-        self._sums.reset_state()
 
     def _callbacks(self, first: int, batches: Sequence[Indices]) -> list[Any]:
         samples = [len(batch[self._step_plan.own_slice(len(batch))]) for batch in batches]

@@ -81,7 +81,9 @@ def replica_difference(checksums: Mapping[str, int]) -> str | None:
 
     If all are equal, it costs one reduction of 16 bytes.
     """
-    own = _combined(checksums)
+    text = "\n".join(f"{name} {value}" for name, value in checksums.items())
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    own = int.from_bytes(digest, "little", signed=True)
     # ~x decreases as x grows: one MIN reduction finds both extremes.
     extremes = np.array([own, ~own], np.int64)
     operations.allreduce(
@@ -123,9 +125,3 @@ def _where(values: Sequence[int | None]) -> str:
         others = "rank" if count == 1 else f"{count} ranks"
         return f"on {format_ranks(odd)} is not that of the other {others}"
     return f"differs between {format_ranks(range(len(values)))}"
-
-
-def _combined(checksums: Mapping[str, int]) -> int:
-    text = "\n".join(f"{name} {value}" for name, value in checksums.items())
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

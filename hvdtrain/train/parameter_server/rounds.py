@@ -220,7 +220,10 @@ class Server:
             self._protocol.pull(worker, samples)
             return
         if samples:
-            self._receive_gradient(worker)
+            if worker not in self._gradients:
+                self._gradients[worker] = np.empty_like(self._shard.weights)
+            with self._blocked():
+                self._receive(self._gradients[worker], worker, GRADIENT)
         update = self._protocol.push(worker, samples, version)
         if update is not None:
             self._shard.step(self._combine(update), self._first + update.round)
@@ -233,12 +236,6 @@ class Server:
 
     def _receive(self, array: Flat, worker: int, tag: int) -> None:
         self._messages.start_receive(Buffer.of(array), worker, tag).wait()
-
-    def _receive_gradient(self, worker: int) -> None:
-        if worker not in self._gradients:
-            self._gradients[worker] = np.empty_like(self._shard.weights)
-        with self._blocked():
-            self._receive(self._gradients[worker], worker, GRADIENT)
 
     def _combine(self, update: Update) -> Flat:
         """Return the weighted sum of gradients, added in the order of the workers."""

@@ -41,7 +41,14 @@ def _open_store(uri: str | None) -> tuple[MlflowClient, str, Mapping[str, str | 
     printing an address.
     """
     uri, variables = _without_credentials(uri or mlflow.get_tracking_uri())
-    _require_reachable(uri)
+    # Check before MLflow does, which would retry for minutes.
+    problem = None
+    if _is_server(uri):
+        problem = _problem_of_server(uri)
+    elif _scheme(uri) in _DATABASES:
+        problem = _problem_of_database(uri)
+    if problem is not None:
+        raise UsageError(f"--track mlflow: {masked(uri)} cannot be reached: {masked(problem)}")
     # Nothing is printed with --quiet, and SQLAlchemy 2.1 warns about MLflow's queries.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     before = {name: os.environ.get(name) for name in variables}
@@ -70,17 +77,6 @@ def _without_credentials(uri: str) -> tuple[str, dict[str, str | None]]:
             variables["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
             uri = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     return uri, variables
-
-
-def _require_reachable(uri: str) -> None:
-    """Check before MLflow does, which would retry for minutes."""
-    problem = None
-    if _is_server(uri):
-        problem = _problem_of_server(uri)
-    elif _scheme(uri) in _DATABASES:
-        problem = _problem_of_database(uri)
-    if problem is not None:
-        raise UsageError(f"--track mlflow: {masked(uri)} cannot be reached: {masked(problem)}")
 
 
 def _problem_of_server(uri: str) -> str | None:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from hvdtrain.core.agreement import driver, lifecycle
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Work, Zeros
 from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
-from hvdtrain.engines.local import LocalCommunicator, _Done
+from hvdtrain.engines.communicator import Pending
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
 
@@ -209,11 +210,11 @@ class _Ballots(LocalCommunicator):
         self.own: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.highest: npt.NDArray[np.uint64] | None = None
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> _Done:
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         self.own = values.copy()
         if self.highest is not None:
             values[:] = self.highest
-        return _Done()
+        return Pending(lambda: True)
 
 
 @cache

@@ -33,12 +33,10 @@ from hvdtrain.core.timeline.file import (
 from hvdtrain.core.timeline.flight import FlightRecord
 from hvdtrain.core.timeline.records import (
     ChannelTimes,
-    JoinTimes,
     OperationTimes,
     RankRecords,
     Reading,
     Records,
-    RecoveryTimes,
 )
 from hvdtrain.core.timeline.start_stop import Recording, begin
 from hvdtrain.engines.local import LocalCommunicator
@@ -241,8 +239,8 @@ def test_paths_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:
     recording = Recording("", False, CLOCK, CLOCK.at_seconds)
-    recording.times.recoveries.append(RecoveryTimes(101.0, 101.5, (1, 2), 4))
-    recording.times.joins.append(JoinTimes(103.0, 103.25, (2,), 3))
+    recording.times.note_lost(101.0, 101.5, (1, 2), 4)
+    recording.times.note_joined(103.0, 103.25, (2,), 3)
     events = written(tmp_path / "it.json", recording.times.take(), times_of(Records()))
     assert [(e["name"], e["pid"], e["ts"], e["args"]) for e in events if e["ph"] == "i"] == [
         ("ranks 1, 2 of 4 lost", 0, 1e6, {"lost": [1, 2], "ranks before": 4, "seconds": 0.5}),
