@@ -4,7 +4,7 @@ import ast
 from typing import Any
 
 import pytest
-from find_faults import FAULTS, WARM, Ranks, script, shrink
+from find_faults import FAULTS, Ranks, script, shrink
 from torch_drawing import draw
 
 _RANKS = {1: 20, 2: 65, 3: 65}
@@ -68,13 +68,11 @@ def test_programs_give_what_one_process_gives(np: int) -> None:
     programs: list[tuple[int | None, Any]] = [(seed, draw(seed)) for seed in range(_RANKS[np])]
     programs += [(None, program) for program in _FOUND[np]]
     trained = 0
-    with Ranks("torch_programs", np, warm=WARM) as ranks:
+    with Ranks(np) as ranks:
         for seed, program in programs:
             result = ranks.run(program)
             faults = FAULTS if seed is not None else (*FAULTS, "refused", "invalid")
-            assert result["outcome"] not in faults, (
-                f"seed {seed}\n{script('torch_programs', program, result, np)}"
-            )
+            assert result["outcome"] not in faults, f"seed {seed}\n{script(program, result, np)}"
             trained += result["outcome"] == "equal"
     assert trained >= 0.7 * len(programs)  # one rank may have no rows
 
@@ -90,12 +88,12 @@ def test_a_program_shrinks_to_what_fails() -> None:
 
 def test_a_wrong_program_is_found_and_printed() -> None:
     wrong = {"steps": [{"rows": [2]}], "wrong": 1e-6}
-    with Ranks("torch_programs", 2, warm=WARM) as ranks:
+    with Ranks(2) as ranks:
         result = ranks.run(wrong)
         assert result["outcome"] == "different"
         assert ranks.run({})["outcome"] == "equal"
-    with Ranks("torch_programs", 2, patience_seconds=5, warm=WARM) as ranks:
+    with Ranks(2, patience_seconds=5) as ranks:
         hanging = ranks.run({"absent": 1})
         assert (hanging["outcome"], hanging["missing"]) == ("hang", [0])
         assert "in step" in hanging["stacks"][0]
-    ast.parse(script("torch_programs", wrong, result, 2))
+    ast.parse(script(wrong, result, 2))

@@ -8,7 +8,6 @@ A fault is printed as a script that stands alone: python -m hvdtrain run -np N -
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ sys.path[:0] = [str(p) for p in (Path(__file__).parent, Path(__file__).parents[1
 
 from job import Job  # noqa: E402
 from ranks import launch  # noqa: E402
+from torch_drawing import draw  # noqa: E402
 
 # What programs import only when they use it, too: on a loaded machine that looks like a hang.
 WARM = "torch torch._dynamo.config"
@@ -40,8 +40,8 @@ _START_SECONDS = 300.0
 class Ranks:
     """Ranks of one launch, which is started again after a program that ends it."""
 
-    def __init__(self, module: str, np: int, patience_seconds: float = 120, **how: Any) -> None:
-        self._module, self.np, self._patience, self._how = module, np, patience_seconds, how
+    def __init__(self, np: int, patience_seconds: float = 120) -> None:
+        self.np, self._patience = np, patience_seconds
         self._job: Job | None = None
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class Ranks:
             listener.bind(address)
             listener.listen(self.np)
             listener.settimeout(_START_SECONDS)
-            self._job = launch(_RANK, self.np, args=[self._module, address], **self._how)
+            self._job = launch(_RANK, self.np, args=[address], warm=WARM)
             self._streams, self._pids, self._sockets = {}, {}, {}
             for _ in range(self.np):
                 connection, _ = listener.accept()
@@ -187,17 +187,13 @@ def signature(result: dict[str, Any]) -> str:
     return result["outcome"]
 
 
-def script(module: str, program: Program, result: dict[str, Any], np: int) -> str:
+def script(program: Program, result: dict[str, Any], np: int) -> str:
     """Return a program as a script that stands alone."""
-    sources = [Path(__file__).with_name(f"{n}.py").read_text() for n in ("program_values", module)]
-    text = "\n\n".join(
-        re.sub(r"^(from __future__|from program_values).*\n", "", s, flags=re.M) for s in sources
-    )
-    named = os.environ.get("KERAS_BACKEND")
-    backend = f"KERAS_BACKEND={named} " if named and module == "keras_programs" else ""
+    text = Path(__file__).with_name("torch_programs.py").read_text()
+    text = text.replace("from __future__ import annotations\n", "", 1)
     say = json.dumps({k: v for k, v in result.items() if k != "stacks"}, indent=1)[:6000]
     return (
-        f"# {backend}python -m hvdtrain run -np {np} -- SCRIPT\n"
+        f"# python -m hvdtrain run -np {np} -- SCRIPT\n"
         "from __future__ import annotations\n\n"
         f"PROGRAM = {pformat(program, sort_dicts=False)}\n\n# It gave:\n"
         + "".join(f"# {line}\n" for line in say.replace("\\n", "\n").splitlines())
@@ -207,10 +203,8 @@ def script(module: str, program: Program, result: dict[str, Any], np: int) -> st
     )
 
 
-def _fails(ranks: Ranks, kind: str, drawing: Any, program: Program) -> bool:
-    return (not hasattr(drawing, "allowed") or drawing.allowed(program)) and signature(
-        ranks.run(program)
-    ) == kind
+def _fails(ranks: Ranks, kind: str, program: Program) -> bool:
+    return signature(ranks.run(program)) == kind
 
 
 def _where(result: dict[str, Any]) -> list[str]:
@@ -222,20 +216,16 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("-np", default="2,3", help="numbers of ranks, in turn")
-    parser.add_argument("--module", default="torch", help="what runs them: torch, keras")
     parser.add_argument("--patience", type=float, default=60, help="seconds until one hangs")
     parser.add_argument("--out", type=Path, default=Path("failures"))
     parser.add_argument("--each", type=int, default=2, help="faults of one signature to shrink")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    drawing = importlib.import_module(f"{options.module}_drawing")
-    module = f"{options.module}_programs"
     counts: Counter[str] = Counter()
     sizes = [int(n) for n in options.np.split(",")]
-    warm = WARM if options.module == "torch" else ""
-    ranks = {n: Ranks(module, n, options.patience, warm=warm) for n in sizes}
+    ranks = {n: Ranks(n, options.patience) for n in sizes}
     seeds = range(options.seed, options.seed + options.programs)
-    programs = {seed: drawing.draw(seed) for seed in seeds}
+    programs = {seed: draw(seed) for seed in seeds}
     # Making a world costs more than running a program.
     for done, seed in enumerate(sorted(seeds, key=lambda s: str(programs[s].get("world"))), 1):
         np, program = sizes[seed % len(sizes)], programs[seed]
@@ -250,11 +240,11 @@ def main() -> int:
             continue
         print(f"seed {seed} at {np}: {kind}", flush=True)
         if result["outcome"] in FAULTS:
-            program = shrink(program, partial(_fails, ranks[np], kind, drawing))
+            program = shrink(program, partial(_fails, ranks[np], kind))
             last = ranks[np].run(program)
             result = last if last["outcome"] in FAULTS else result
         path = options.out / f"{seed}-{np}-{result['outcome']}.py"
-        path.write_text(script(module, program, result, np))
+        path.write_text(script(program, result, np))
         if "stacks" in result:
             path.with_suffix(".stacks").write_text("\n".join(result["stacks"].values()))
         print(f"seed {seed} at {np}: {kind}: {program} {_where(result)} {path}", flush=True)
