@@ -14,16 +14,13 @@ from hvdtrain.core.agreement.lifecycle import (
     ChannelState,
     Closed,
     Decision,
-    EndJoin,
     FailAll,
     Failed,
     JoinOrder,
-    Notify,
     Phase,
     Refuse,
     Report,
     ReportsExchanged,
-    RunRequests,
     Submitted,
     Voted,
     decide,
@@ -59,25 +56,6 @@ def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
     assert not both([LEAVE], [a, LEAVE], awaited=(a,)).deserted
 
 
-@pytest.mark.parametrize(
-    ("reports", "blocked"),
-    [
-        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"))], [Notify((3,))]),
-        # Operations that all have run first: a rank that waits for one is not blocked after it.
-        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"), reduce("a"))], []),
-        # One that has joined serves the others, even if it waits to see all of them join.
-        ([report(JOIN, awaited=(JOIN,)), report(reduce("a"), reduce("b"), JOIN), report()], []),
-    ],
-)
-def test_others_are_told_of_ranks_that_are_blocked(
-    reports: list[Report], blocked: list[Notify]
-) -> None:
-    """Else backward() returns early, with gradients that are not reduced."""
-    event = ReportsExchanged(tuple(reports), (3, 4, 5)[: len(reports)], reports[0])
-    _, actions = transition(ChannelState(len(reports)), event)
-    assert [action for action in actions if isinstance(action, Notify)] == blocked
-
-
 def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None:
     a, b = reduce("a"), reduce("b")
     reports = report(LEAVE), report(a, awaited=(a,)), report()
@@ -107,20 +85,6 @@ def test_a_channel_that_has_lost_ranks_runs_nothing_more_and_says_so() -> None:
     for late in (Voted((a,), (a,)), ReportsExchanged((report(a),), (0,), report(a)), Closed()):
         assert transition(lost, late) == (lost, ())
     assert transition(lost, Submitted(a)) == (lost, (Refuse("rank 1 has ended", lost=True),))
-
-
-def test_the_rank_that_joined_last_is_known() -> None:
-    a = reduce("a")
-    state = ChannelState(size=3, phase=Phase.JOINING)
-    ranks, first = (4, 5, 6), (report(JOIN), report(a), report(a))
-    state, actions = transition(state, ReportsExchanged(first, ranks, first[0]))
-    assert state.behind == {0}
-    assert actions == (RunRequests((a,)),)
-    second = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
-    after, actions = transition(state, ReportsExchanged(second, ranks, second[0]))
-    order = JoinOrder(ranks, (1.0, 3.0, 2.0), frozenset({4}))
-    assert (after, actions[-1]) == (ChannelState(3), EndJoin(order))
-    assert last_to_join([order]) == 6
 
 
 def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
