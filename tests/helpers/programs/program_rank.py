@@ -1,7 +1,5 @@
 """A rank that runs programs as they come: program_rank.py SOCKET."""
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json

@@ -45,28 +45,6 @@ def test_groups_stay_together() -> None:
     assert {bucket.parameters for bucket in plan.buckets} == {(4, 3, 0), (2,), (1,)}
 
 
-@given(
-    counts=st.lists(st.integers(0, 300), max_size=40),
-    cap=st.integers(1, 400),
-    first=st.integers(1, 400),
-)
-def test_every_gradient_is_in_one_bucket_in_one_place(
-    counts: list[int], cap: int, first: int
-) -> None:
-    specs = [spec(str(i), 4 * count) for i, count in enumerate(counts)]
-    plan = make_plan(specs, cap, first)
-    assert sorted(i for bucket in plan.buckets for i in bucket.parameters) == list(
-        range(len(specs))
-    )
-    for bucket in plan.buckets:
-        ends = [
-            start + specs[i].count
-            for i, start in zip(bucket.parameters, bucket.starts, strict=True)
-        ]
-        assert [0, *ends] == [*bucket.starts, bucket.count]
-    assert make_plan(specs, cap, first).digest == plan.digest
-
-
 def test_a_layout_gives_the_plan_again() -> None:
     specs = [spec("w", 4 * MIB), spec("b", MIB), spec("i", 8, DType.FLOAT64), spec("v", 3 * MIB)]
     before = make_plan(specs, 5 * MIB, MIB, order=[1, 3, 0, 2])

@@ -1,13 +1,9 @@
 """What ranks decide after they have told one another what they ask for."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
-
-import pytest
 
 from hvdtrain.core.agreement.channel import Channel, FirstUse
 from hvdtrain.core.agreement.lifecycle import (
@@ -16,7 +12,6 @@ from hvdtrain.core.agreement.lifecycle import (
     Decision,
     FailAll,
     Failed,
-    JoinOrder,
     Phase,
     Refuse,
     Report,
@@ -24,7 +19,6 @@ from hvdtrain.core.agreement.lifecycle import (
     Submitted,
     Voted,
     decide,
-    last_to_join,
     transition,
 )
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Zeros
@@ -97,21 +91,6 @@ def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
     assert both([JOIN], [replace(a, zeros=None)]).behind == {0}  # what fails counts, too
     other = reduce("a", "(4,)")
     assert both([a, JOIN], [other, JOIN], [JOIN]).behind == {2}  # two tried it
-
-
-@pytest.mark.parametrize(
-    ("missed", "expected"),
-    [
-        ([[], []], 2),
-        ([[2], []], 3),
-        ([[], [2, 3]], 1),
-        ([[3], [2]], 1),
-        ([[1, 2], [3]], 2),  # each missed what the others took part in: the times are left
-    ],
-)
-def test_what_one_channel_knows_counts_for_all(missed: list[list[int]], expected: int) -> None:
-    orders = [JoinOrder((1, 2, 3), (3.0, 1.0, 2.0), frozenset(behind)) for behind in missed]
-    assert last_to_join(orders) == expected
 
 
 THREADS = 8
