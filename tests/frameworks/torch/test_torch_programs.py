@@ -3,12 +3,10 @@
 import json
 import os
 import select
-import signal
 import socket
 import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from pprint import pformat
 from typing import Any, Self
 
@@ -111,8 +109,8 @@ class Ranks:
         if missing:
             dead = self._job is not None and self._job.process.poll() is not None
             result: dict[str, Any] = {"outcome": "crash" if dead or self._ended else "hang"}
-            result |= {"answers": answers, "missing": missing, "stacks": self._stacks()}
-            result["stderr"] = self._job.stderr[-3000:] if self._job else ""
+            result |= {"answers": answers, "missing": missing}
+            result["stderr"] = self._job.stderr[-3000:] if self._job else ""  # with stacks
         else:
             result = _together([answers[rank] for rank in range(self.np)])
         if result["outcome"] not in ("equal", "invalid", "different"):
@@ -127,13 +125,12 @@ class Ranks:
             listener.listen(self.np)
             listener.settimeout(_START_SECONDS)
             self._job = launch(_PROGRAMS / "program_rank.py", self.np, args=[address], warm=WARM)
-            self._streams, self._pids, self._sockets = {}, {}, {}
+            self._streams, self._sockets = {}, {}
             for _ in range(self.np):
                 connection, _ = listener.accept()
                 stream = connection.makefile("rw")
-                rank, pid = json.loads(stream.readline())
-                self._streams[rank], self._pids[rank] = stream, pid
-                self._sockets[rank] = connection
+                rank = json.loads(stream.readline())
+                self._streams[rank], self._sockets[rank] = stream, connection
 
     def _collect(self) -> dict[int, Any]:
         """Return the answers of the ranks that give one in time."""
@@ -154,16 +151,6 @@ class Ranks:
                 if answer["outcome"] == "error":  # others may wait for this rank in vain
                     deadline = min(deadline, time.monotonic() + _PATIENCE_SECONDS / 2)
         return answers
-
-    def _stacks(self) -> dict[int, str]:
-        files = {r: Path(f"{self._folder.name}/ranks.{r}") for r in self._pids}
-        for pid in self._pids.values():
-            try:
-                os.kill(pid, signal.SIGUSR2)
-            except ProcessLookupError:
-                pass
-        time.sleep(1)
-        return {rank: file.read_text() for rank, file in files.items()}
 
     def _stop(self) -> None:
         if self._job is not None:
@@ -198,7 +185,7 @@ def script(program: dict[str, Any], result: dict[str, Any], np: int) -> str:
     """Return a program as a script that stands alone."""
     text = (_PROGRAMS / "torch_programs.py").read_text()
     text = text.replace("from __future__ import annotations\n", "", 1)
-    say = json.dumps({k: v for k, v in result.items() if k != "stacks"}, indent=1)[:6000]
+    say = json.dumps(result, indent=1)[:6000]
     return (
         f"# python -m hvdtrain run -np {np} -- SCRIPT\n"
         "from __future__ import annotations\n\n"

@@ -13,7 +13,6 @@ from hvdtrain.launch.launchers.mpi_library import (
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
-OPEN_MPI_4_IN_DEBIAN = "mpirun.openmpi (OpenRTE) 4.1.4"
 HYDRA_4 = "HYDRA build details:\n    Version:                                 4.0.2"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307"
 
@@ -50,12 +49,3 @@ def test_the_prefix_of_the_library_comes_first(empty_path: Path) -> None:
     own = install(empty_path / "prefix" / "bin" / "mpirun", OPEN_MPI_5)
     library = MpiLibrary("openmpi", "5.0.10", empty_path / "prefix" / "lib" / "libmpi.so.40")
     assert find_mpirun(library) == own
-
-
-def test_names_of_debian(empty_path: Path) -> None:
-    install(empty_path / "mpirun", HYDRA_4)
-    install(empty_path / "mpiexec", OPEN_MPI_4)
-    debian = install(empty_path / "mpirun.openmpi", OPEN_MPI_4_IN_DEBIAN)
-    assert find_mpirun(MpiLibrary("openmpi", "4.1.4", None)) == debian
-    mpich = install(empty_path / "mpiexec.mpich", HYDRA_4)
-    assert find_mpirun(MpiLibrary("mpich", "4.0.2", None)) == mpich

@@ -1,7 +1,6 @@
 """What ranks decide after they have told one another what they ask for."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -96,20 +95,8 @@ def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
 THREADS = 8
 
 
-class _Key:
-    """Stands for a channel, which is a key here only."""
-
-
-def _in_threads(work: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=work, args=[number]) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_one_thread_settles_what_all_get() -> None:
-    first_use, channel = FirstUse(), cast("Channel", _Key())
+    first_use, channel = FirstUse(), cast("Channel", threading.Event())  # which is a key here only
     asked: list[int] = []
     results: list[Any] = []
     arrived = threading.Barrier(THREADS)
@@ -123,7 +110,11 @@ def test_one_thread_settles_what_all_get() -> None:
 
         results.append(first_use.settle(channel, "size", agree))
 
-    _in_threads(work)
+    threads = [threading.Thread(target=work, args=[number]) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(asked) == 1
     assert results == asked * THREADS
     assert first_use.find(channel, "size") == asked[0]

@@ -264,11 +264,7 @@ class Ranks:
         def run(rank: int) -> None:
             received[rank] = self._ways[rank](own[rank])
 
-        threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(len(own))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(HANGS_AFTER_SECONDS)
+        together(*(partial(run, rank) for rank in range(len(own))))
         assert self._group.faults == []
         return [received[rank] for rank in range(len(own))]
 
