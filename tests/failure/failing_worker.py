@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
+import numpy as np
 
-import hvdtrain.torch as hvd
+from hvdtrain.buffer import Buffer
+from hvdtrain.core import context, operations
+from hvdtrain.types import ReduceOp
 
 LONG_SECONDS = 600
 
@@ -76,22 +78,37 @@ def waits() -> None:
 
 def goes_on() -> None:
     while True:
-        hvd.allreduce(torch.ones(1000), name="on and on")
+        reduce()
 
 
-def train(fault: Callable[[], None]) -> None:
+def reduce() -> None:
+    ones = Buffer.from_array(np.ones(1000))
+    world = context.current().world
+    operations.allreduce(world, [ones], [(1000,)], ReduceOp.SUM, "on and on").run()
+
+
+def train() -> Callable[[], None]:
     model = torch.nn.Linear(50, 50)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(6):
-        if step == 3:
-            if hvd.rank() == 0:
-                print("step 3", flush=True)
-            hvd.barrier()  # nobody goes wrong before that is said
-            if hvd.rank() == 1 or fault in EVERYWHERE:
-                fault()
+
+    def step() -> None:
         optimizer.zero_grad()
         model(torch.ones(2, 50)).sum().backward()
         optimizer.step()
+
+    return step
+
+
+def go_wrong(fault: Callable[[], None], step: Callable[[], None]) -> None:
+    rank = context.current().topology.rank
+    for number in range(6):
+        if number == 3:
+            if rank == 0:
+                print("step 3", flush=True)
+            operations.barrier(context.current().world)  # nobody goes wrong before that is said
+            if rank == 1 or fault in EVERYWHERE:
+                fault()
+        step()
 
 
 EVERYWHERE = (
@@ -99,6 +116,18 @@ EVERYWHERE = (
     *(leaves_between_backward_and_step, waits, goes_on),
 )
 
+# In a loop without torch, whose import takes longer than all else.
+PLAIN = (is_terminated, waits, goes_on)
+
 if __name__ == "__main__":
-    hvd.init()
-    train(globals()[sys.argv[1]])
+    fault = globals()[sys.argv[1]]
+    if fault in PLAIN:
+        context.init()
+        go_wrong(fault, reduce)
+    else:
+        import torch
+
+        import hvdtrain.torch as hvd
+
+        hvd.init()
+        go_wrong(fault, train())

@@ -31,7 +31,6 @@ class Model(nn.Sequential):
 
 class Adam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
-        KILLED.at("before_update")
         result = super().step(closure)
         KILLED.at("update")
         return result
@@ -70,7 +69,6 @@ def note_in_session(moment: str, name: str) -> None:
 def recipe() -> Recipe:
     # This file is read again after each recovery.
     number = os.environ["RECIPES"] = str(int(os.environ.get("RECIPES", "0")) + 1)
-    KILLED.at(f"recipe{number}")
     if number == "1":
         note_checkpoints()
         # This rank has written all results, and has yet to agree that all ranks have.

@@ -3,15 +3,111 @@
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import killed_runs as runs
 import pytest
+from disturbances import PAUSES
+from job import Completed
 from ranks import launch, run_ranks, start
-from run_files import summary_of
+from run_files import metrics_of, summary_of
+from segments import no_new_segments
 from tensorflow_environment import keras_variables, tensorflow_python
+
+RECIPE = Path(__file__).with_name("killed_recipe.py")
+SAMPLES, BATCH, EPOCHS = 100, 12, 3
+STEPS = 9  # of each epoch
+OPTIONS = (
+    f"--global-batch-size {BATCH} --epochs {EPOCHS} --lr 0.01 --lr-scaling none "
+    "--device cpu --checkpoint-every 1epoch --log-every 4"
+)
+TOLERATE = ["--with-ft", "ulfm"]
+
+
+def words(out: Path, *more: object, recipe: object = RECIPE) -> list[str]:
+    return [*f"-m hvdtrain train {recipe} --out {out} {OPTIONS}".split(), *map(str, more)]
+
+
+def train(
+    folder: Path,
+    ranks: int,
+    kills: str,
+    *more: object,
+    variables: Mapping[str, object] | None = None,
+    recipe: object = RECIPE,
+    python: Path | None = None,
+    tolerate: Sequence[str] = TOLERATE,
+) -> tuple[Completed, dict[str, Any]]:
+    """Train while ranks kill themselves, check the files, and return the job and the summary."""
+    out, ledger = folder / "out", folder / "ledger"
+    env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger, **(variables or {})}
+    # Servers take no steps, and some ranks may have no virtual shards.
+    if not {"--strategy", "--virtual-shards"} & set(more):
+        env["TOGETHER"] = folder
+    with (
+        no_new_segments(),
+        launch(
+            words(out, *more, recipe=recipe), ranks, env=env, launcher_args=tolerate, python=python
+        ) as job,
+    ):
+        done = job.ended(600, code=0)
+    summary = summary_of(out)
+    assert len(set(summary["weights_sha256"])) == 1
+    assert len(summary["weights_sha256"]) == summary["world_size"]
+    require_each_once(ledger, ranks, [*summary["failures"], *summary["joins"]])
+    lines = [(line["split"], line["step"]) for line in metrics_of(out)]
+    assert len(set(lines)) == len(lines)
+    return done, summary
+
+
+def survive(folder: Path, ranks: int, kills: str, *more: object, **how: Any) -> dict[str, Any]:
+    done, summary = train(folder, ranks, kills, *more, **how)
+    lost = [kill for kill in kills.split() if not kill.endswith(PAUSES)]
+    assert summary["world_size"] == ranks - len(lost)
+    assert (done.stdout.count("disturbed: ") > 0) == (len(lost) < len(kills.split()))
+    leaving = sum(kill.endswith(":leave") for kill in lost)
+    assert sum(len(each["lost"]) for each in summary["failures"] if each["left"]) == leaving
+    assert done.stdout.count(" (SIGUSR2): training continues with ") == (leaving > 0), done.stdout
+    assert sum(len(failure["lost"]) for failure in summary["failures"]) == len(lost)
+    assert done.stdout.count("training continues with") == len(summary["failures"]), done.stdout
+    assert ("memory, taken every 4 steps" in done.stdout) == ("--elastic-snapshot" in more)
+    return summary
+
+
+def of_one_rank(folder: Path, *more: object, recipe: object = RECIPE, **how: Any) -> dict[str, Any]:
+    out = folder / "alone"
+    run_ranks(words(out, *more, recipe=recipe), 1, cases_expected=False, **how)
+    return {**summary_of(out), "losses": losses(out)}
+
+
+def require_like(summary: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
+    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-4)
+    for name in ("steps", "samples", "global_batch_size", "scaled_lr"):
+        assert summary[name] == alone[name], name
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in metrics_of(out) if line["split"] == "train"]
+
+
+def ledger_lines(ledger: Path) -> list[dict[str, Any]]:
+    paths = ledger.parent.glob(f"{ledger.name}.*")
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def require_each_once(ledger: Path, ranks: int, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the steps that count have used each sample once in each epoch."""
+    counts = [ranks] * STEPS * EPOCHS  # by step
+    for change in sorted(changes, key=lambda change: change["step"]):
+        counts[change["step"] :] = [change["ranks"]] * (len(counts) - change["step"])
+    used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(EPOCHS)}
+    for line in ledger_lines(ledger):
+        if counts[line["epoch"] * STEPS + line["done"] // BATCH] == line["ranks"]:
+            used[line["epoch"]].update(line["samples"])
+    for epoch, samples in used.items():
+        assert samples == Counter(range(SAMPLES)), epoch
 
 
 def soak(*values: object) -> Any:
@@ -20,7 +116,7 @@ def soak(*values: object) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return runs.of_one_rank(tmp_path_factory.mktemp("alone"))
+    return of_one_rank(tmp_path_factory.mktemp("alone"))
 
 
 def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, Any]) -> None:
@@ -28,17 +124,17 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
     timeline = tmp_path / "timeline.json"
     variables = {"HVDTRAIN_TIMELINE": timeline}
     started = time.monotonic()
-    summary = runs.survive(tmp_path, 4, "2:1:forward:leave 1:13:forward", variables=variables)
+    summary = survive(tmp_path, 4, "2:1:forward:leave 1:13:forward", variables=variables)
     seconds = time.monotonic() - started
-    runs.require_like(summary, alone)
+    require_like(summary, alone)
     left, killed = summary["failures"]
     assert (left["step"], left["lost"], left["ranks"], left["left"]) == (1, [2], 3, True)
     # The recipe is made again after each recovery, and counts from 0: 13 steps after the first.
     assert (killed["step"], killed["lost"], killed["ranks"], killed["left"]) == (13, [1], 2, False)
     # No step is taken twice for a rank that leaves, and no part of the loss is missing.
-    before = [line["done"] for line in runs.ledger_lines(tmp_path / "ledger") if line["ranks"] == 4]
+    before = [line["done"] for line in ledger_lines(tmp_path / "ledger") if line["ranks"] == 4]
     assert before == [0] * 4
-    assert runs.losses(tmp_path / "out")[0] == pytest.approx(alone["losses"][0], rel=1e-4)
+    assert losses(tmp_path / "out")[0] == pytest.approx(alone["losses"][0], rel=1e-4)
     events = json.loads(timeline.read_text())["traceEvents"]
     marks = [event for event in events if event["name"].endswith(" lost")]
     assert [(mark["pid"], mark["name"], mark["args"]["lost"]) for mark in marks] == [
@@ -69,14 +165,14 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
 )
 def test_ranks_are_killed(kills: str, tmp_path: Path, alone: dict[str, Any]) -> None:
     """At other moments, two at once, and one after the other."""
-    runs.require_like(runs.survive(tmp_path, 4, kills), alone)
+    require_like(survive(tmp_path, 4, kills), alone)
 
 
 def test_ranks_that_meet_by_gloo_are_killed(tmp_path: Path, alone: dict[str, Any]) -> None:
     """The second one when all have noted that they continue without the first, before they do."""
     kills = "0:5:backward 1:1:log"
-    summary = runs.survive(tmp_path, 4, kills, variables={"HVDTRAIN_ENGINE": "gloo"})
-    runs.require_like(summary, alone)
+    summary = survive(tmp_path, 4, kills, variables={"HVDTRAIN_ENGINE": "gloo"})
+    require_like(summary, alone)
     assert [each["lost"] for each in summary["failures"]] == [[0], [0]]
     assert summary["engine"] == "gloo"
 
@@ -85,12 +181,12 @@ def test_ranks_that_meet_by_gloo_are_killed(tmp_path: Path, alone: dict[str, Any
 def test_batch_and_rate_are_rescaled(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["--epochs", "2", "--lr-scaling", "linear", "--elastic-batch", "rescale"]
-    asked = [w for w in runs.words(out, *more) if w not in ("--global-batch-size", str(runs.BATCH))]
+    asked = [w for w in words(out, *more) if w not in ("--global-batch-size", str(BATCH))]
     launch(
-        [*asked, "--batch-size", "4"], 3, env={"KILLS": "1:4:forward"}, launcher_args=runs.TOLERATE
+        [*asked, "--batch-size", "4"], 3, env={"KILLS": "1:4:forward"}, launcher_args=TOLERATE
     ).end(code=0)
     summary = summary_of(out)
-    assert (summary["global_batch_size"], summary["samples"]) == (8, 2 * runs.SAMPLES)
+    assert (summary["global_batch_size"], summary["samples"]) == (8, 2 * SAMPLES)
     assert summary["scaled_lr"] == pytest.approx(0.02)
 
 
@@ -104,11 +200,11 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run = ["-m", "hvdtrain", "run", "--elastic", "--min-np", "2", "-np", "2", "--"]
     env = {"KILLS": kill, "TOGETHER": tmp_path}
-    done = start([sys.executable, *run, *runs.words(out)[2:]], env=env).end(code=75)
+    done = start([sys.executable, *run, *words(out)[2:]], env=env).end(code=75)
     assert f"1 rank left, fewer than --min-np 2: {saved} are saved" in done.stderr
     assert (out / "requeue").exists()
-    run_ranks(runs.words(out, "--resume", "auto"), 2, cases_expected=False)
-    assert summary_of(out)["samples"] == runs.EPOCHS * runs.SAMPLES
+    run_ranks(words(out, "--resume", "auto"), 2, cases_expected=False)
+    assert summary_of(out)["samples"] == EPOCHS * SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -125,21 +221,21 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
 )
 def test_a_rank_that_is_only_slow_stays(kills: str, tmp_path: Path) -> None:
     """Although the pause is longer than it takes to notice that a rank has ended."""
-    runs.survive(tmp_path, 3, kills)
+    survive(tmp_path, 3, kills)
 
 
 def rejoin(
     folder: Path, ranks: int, kills: str, env: Mapping[str, object], *more: object
 ) -> dict[str, Any]:
-    tolerate = [*runs.TOLERATE, "--prtemca", "state_base_recoverable", "1"]
-    done, summary = runs.train(folder, ranks, kills, *more, variables=env, tolerate=tolerate)
+    tolerate = [*TOLERATE, "--prtemca", "state_base_recoverable", "1"]
+    done, summary = train(folder, ranks, kills, *more, variables=env, tolerate=tolerate)
     for join in summary["joins"]:
         line = f"joined after step {join['step']}: training continues with {join['ranks']} ranks"
         assert line in done.stdout, done.stdout
         assert join["joined"] == [join["ranks"] - 1]
         assert 0 < join["seconds"] < done.seconds
         assert 0 < join["start_seconds"] < done.seconds
-        assert (join["global_batch_size"], join["scaled_lr"]) == (runs.BATCH, 0.01)
+        assert (join["global_batch_size"], join["scaled_lr"]) == (BATCH, 0.01)
     return summary
 
 
@@ -178,7 +274,7 @@ def test_killed_ranks_are_replaced(
     wanted = min(ranks, 3)
     env = {"HVDTRAIN_MAX_RANKS": ranks, "AWAIT_RANKS": wanted, "HVDTRAIN_ENGINE": engine}
     summary = rejoin(tmp_path, ranks, kills, env, *more)
-    runs.require_like(summary, alone)
+    require_like(summary, alone)
     assert (summary["engine"], summary["world_size"]) == (engine, wanted)
     assert summary["joins"]
     assert sum(len(each["lost"]) for each in summary["failures"]) >= len(kills.split())
@@ -186,8 +282,8 @@ def test_killed_ranks_are_replaced(
     assert joins in (None, [join["step"] for join in summary["joins"]])
 
 
-PLAIN = f"{runs.RECIPE}:with_options"  # with the optimizer that the options name
-KERAS = runs.RECIPE.with_name("killed_keras_recipe.py")
+PLAIN = f"{RECIPE}:with_options"  # with the optimizer that the options name
+KERAS = RECIPE.with_name("killed_keras_recipe.py")
 EVERY = ("--elastic-snapshot", "4steps")
 ADAM = ("--shard-optimizer", "--optimizer", "adam")
 
@@ -204,8 +300,8 @@ ADAM = ("--shard-optimizer", "--optimizer", "adam")
 def test_virtual_shards_keep_their_bits(ranks: int, kills: str, tmp_path: Path) -> None:
     """Also with 3 ranks, of which one has no shards."""
     more = "--virtual-shards", "4"
-    summary = runs.survive(tmp_path, ranks, kills, *more)
-    alone = runs.of_one_rank(tmp_path, *more)
+    summary = survive(tmp_path, ranks, kills, *more)
+    alone = of_one_rank(tmp_path, *more)
     assert set(summary["weights_sha256"]) == set(alone["weights_sha256"])
     assert [failure["again"] for failure in summary["failures"]] == [0] * len(kills.split())
 
@@ -228,8 +324,8 @@ def test_virtual_shards_keep_their_bits(ranks: int, kills: str, tmp_path: Path) 
 def test_a_shared_optimizer_goes_on(
     ranks: int, kills: str, steps: list[tuple[int, int]] | None, tmp_path: Path
 ) -> None:
-    summary = runs.survive(tmp_path, ranks, kills, *ADAM, *EVERY, recipe=PLAIN)
-    runs.require_like(summary, runs.of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+    summary = survive(tmp_path, ranks, kills, *ADAM, *EVERY, recipe=PLAIN)
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
     assert all(failure["again"] == 0 for failure in summary["failures"] if failure["left"])
     taken = [(failure["step"], failure["again"]) for failure in summary["failures"]]
     assert steps in (None, taken)
@@ -238,9 +334,9 @@ def test_a_shared_optimizer_goes_on(
 @pytest.mark.soak
 def test_both_holders_of_a_state_are_killed(tmp_path: Path) -> None:
     """The last rank continues from a checkpoint, unless one of them noticed the other's end."""
-    summary = runs.survive(tmp_path, 3, "0:15:forward 1:15:forward", *ADAM, *EVERY, recipe=PLAIN)
+    summary = survive(tmp_path, 3, "0:15:forward 1:15:forward", *ADAM, *EVERY, recipe=PLAIN)
     assert all(failure["step"] in (9, 12) for failure in summary["failures"])
-    runs.require_like(summary, runs.of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
 
 
 @pytest.mark.soak
@@ -254,13 +350,13 @@ def test_both_holders_of_a_state_are_killed(tmp_path: Path) -> None:
 )
 def test_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path) -> None:
     """A snapshot waits until the ranks have equal weights."""
-    summary = runs.survive(tmp_path, 3, "1:15:forward", "--exchange", exchange, *EVERY)
+    summary = survive(tmp_path, 3, "1:15:forward", "--exchange", exchange, *EVERY)
     (failure,) = summary["failures"]
     assert went_back_to in (None, failure["step"])
     assert (summary["steps"], summary["samples"]) == (27, 300)
     # On one node, compressions send what the average sends; all but half do.
     exact = exchange in ("half", "nbit", "powersgd", "topk", "auto")
-    expected = runs.of_one_rank(tmp_path)["final"]["loss"] if exact else 0.0
+    expected = of_one_rank(tmp_path)["final"]["loss"] if exact else 0.0
     assert abs(summary["final"]["loss"] - expected) < (0.01 * expected if exact else 1)
 
 
@@ -269,7 +365,7 @@ def test_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path
 @pytest.mark.parametrize("strategy", ["ps:mode=sync", "ps:servers=2"])
 def test_a_parameter_server_goes_on(strategy: str, kills: str, tmp_path: Path) -> None:
     more = "--strategy", strategy, "--optimizer", "adam", *EVERY
-    summary = runs.survive(tmp_path, 5, kills, *more, recipe=PLAIN)
+    summary = survive(tmp_path, 5, kills, *more, recipe=PLAIN)
     assert summary["samples"] == 300
     assert summary["final"]["loss"] < 1
 
@@ -290,10 +386,10 @@ def test_keras_goes_on(
     python = tensorflow_python()
     framework = "--framework", "keras", "--backend", backend, *EVERY, *more
     variables = keras_variables(backend)
-    summary = runs.survive(
+    summary = survive(
         tmp_path, ranks, kills, *framework, recipe=KERAS, python=python, variables=variables
     )
-    alone = runs.of_one_rank(tmp_path, *framework, recipe=KERAS, python=python, env=variables)
+    alone = of_one_rank(tmp_path, *framework, recipe=KERAS, python=python, env=variables)
     assert summary["samples"] == 300
     rel = 1e-3 if "adam" in more else 0.5
     assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=rel)

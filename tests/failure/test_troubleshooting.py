@@ -54,7 +54,6 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
     ([*RUN, "--output-dir", "logs", "--prefix"], ["cannot be combined with --output-dir"]),
     (["train", "--epoch", 3], ["Did you mean '--epochs'?"]),
     ([*RUN, "--", "train", "--learning-rate", 0.1], ["Did you mean '--lr'? (see 'hvdtrain train"]),
-    ([*RUN, "--", "--exchange", "averag"], ["--exchange 'averag'"]),
     (["train", "my.py"], ["recipe my.py cannot be read: No such file or directory"]),
     (["train", "--resume", "."], ["--resume . is a directory: resume it with --resume auto"]),
     (["train", "--resume", "absent.pt"], ["there is no checkpoint"]),

@@ -24,8 +24,7 @@ SLURM = {
 }
 # An error that all ranks raise names those that wrote it before the first one ended the job.
 ONE, ANY, JOB = "rank 1", r"(?:rank|ranks) [0-2][-, 0-2]*", "the job"
-WAIT = ("all_wait", JOB, "terminated", "")
-KILL = ("killed", ONE, "killed", "killed by signal 9 (SIGKILL)")
+KILL = (ONE, "killed", "killed by signal 9 (SIGKILL)")
 
 
 def why(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
@@ -41,46 +40,42 @@ def named(lines: list[str], who: str, cause: str, text: str) -> None:
     assert len(lines) <= 5
 
 
-# Where the record is not enough, "" names nothing, and the scheduler's words are added.
-@pytest.mark.parametrize(
-    ("death", "who", "cause", "text", "alone", "words"),
-    [
-        (*KILL, "ended without a word", ""),
-        (*KILL[:2], "out of memory", "", "ended without a word", "out of memory"),
-        (*WAIT, "told to end from outside (SIGTERM)", ""),
-        (*WAIT[:2], "time limit", "", "told to end", "time limit"),
-        (*WAIT[:2], "preempted", "", "told to end", "preempted"),
-        (*WAIT[:2], "cancelled", "", "told to end", "cancelled"),
-        ("is_terminated", ONE, "terminated", "SIGTERM", "SIGTERM", ""),
-        ("crashes", ONE, "segfault", "in crashes", "Segmentation fault", ""),
-        ("raises", ONE, "error", "in raises: ValueError: the planted error", "ValueError", ""),
-        ("raises", ONE, "error", "in raises: ValueError", "ValueError", "cancelled"),
-        ("raises_everywhere", ANY, "error", "ValueError: the planted error", "ValueError", ""),
-        ("exits_with_3", ONE, "exit code", "ended with exit code 3", "without a word", ""),
-        ("exits", ONE, "left", "its program ended", "its program ended", ""),
-        ("stalls", ONE, "stall", "in stalls", "ranks 0, 2 wait for rank 1", ""),
-        ("differs", ONE, "different requests", "shape (2,)", "shape (2,)", ""),
-        ("interrupted", ONE, "interrupted", "KeyboardInterrupt", "KeyboardInterrupt", ""),
-        ("recurses", ONE, "error", "RecursionError", "RecursionError", ""),
-        ("memory", ONE, "out of memory", "MemoryError", "MemoryError", ""),
-        ("fills_disk", ONE, "disk full", "File too large", "File too large", ""),
-        ("imports", ONE, "import", "No module named", "No module named", ""),
-        ("last", *KILL[1:], "ended without a word", ""),
-        ("before_init", *KILL[1:], "", ""),
-        ("in_init", *KILL[1:], "", ""),
-        ("import_before_init", ONE, "import", "No module named", "", ""),
-    ],
-)
+# By death: who, the cause, what is said, what the record alone says ("": it is not enough), and the
+# causes where words of the scheduler are added to the output.
+DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
+    "killed": (*KILL, "ended without a word", {"out of memory": "out of memory"}),
+    "all_wait": (
+        *(JOB, "terminated", "", "told to end from outside (SIGTERM)"),
+        {"time limit": "time limit", "preempted": "preempted", "cancelled": "cancelled"},
+    ),
+    "is_terminated": (ONE, "terminated", "SIGTERM", "SIGTERM", {}),
+    "crashes": (ONE, "segfault", "in crashes", "Segmentation fault", {}),
+    "raises": (
+        *(ONE, "error", "in raises: ValueError: the planted error", "ValueError"),
+        {"cancelled": "error"},
+    ),
+    "raises_everywhere": (ANY, "error", "ValueError: the planted error", "ValueError", {}),
+    "exits_with_3": (ONE, "exit code", "ended with exit code 3", "without a word", {}),
+    "exits": (ONE, "left", "its program ended", "its program ended", {}),
+    "stalls": (ONE, "stall", "in stalls", "ranks 0, 2 wait for rank 1", {}),
+    "differs": (ONE, "different requests", "shape (2,)", "shape (2,)", {}),
+    "interrupted": (ONE, "interrupted", "KeyboardInterrupt", "KeyboardInterrupt", {}),
+    "recurses": (ONE, "error", "RecursionError", "RecursionError", {}),
+    "memory": (ONE, "out of memory", "MemoryError", "MemoryError", {}),
+    "fills_disk": (ONE, "disk full", "File too large", "File too large", {}),
+    "imports": (ONE, "import", "No module named", "No module named", {}),
+    "last": (*KILL, "ended without a word", {}),
+    "before_init": (*KILL, "", {}),
+    "in_init": (*KILL, "", {}),
+    "import_before_init": (ONE, "import", "No module named", "", {}),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
 def test_a_planted_death_is_named(
-    death: str,
-    who: str,
-    cause: str,
-    text: str,
-    alone: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    death: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    who, cause, text, alone, causes = DEATHS[death]
     record = tmp_path / "record"
     record.mkdir()
     env: dict[str, object] = {"HVDTRAIN_FLIGHT_RECORD": record}
@@ -90,18 +85,21 @@ def test_a_planted_death_is_named(
     with launch(FOLDER / "dying_worker.py", 3, args=[death], env=env, cwd=tmp_path) as job:
         if death == "all_wait":
             job.wait_for(lambda: job.stdout.count("waiting") == 3, "waited")
+            (line,) = why(capsys, record)
+            assert "the job is running: ranks 0-2" in line
             job.process.send_signal(signal.SIGTERM)
         done = job.ended()
     assert done.returncode != 0
-    output = tmp_path / "output"
-    output.write_text(f"{done.stdout}{done.stderr}\n{SLURM.get(words, '')}\n")
     if alone:
         assert alone in why(capsys, record)[0]
-    lines = why(capsys, record, "--output", output)
-    named(lines, who, cause, text)
-    if alone and who == ONE and death not in ("last", "exits", "differs"):
-        assert "rank 1 after allreduce 'loss' (operation 5)" in lines[1]
-        assert "ranks 0, 2 in allreduce 'loss' (operation 6)" in lines[2]
+    output = tmp_path / "output"
+    for words, its_cause in {"": cause, **causes}.items():
+        output.write_text(f"{done.stdout}{done.stderr}\n{SLURM.get(words, '')}\n")
+        lines = why(capsys, record, "--output", output)
+        named(lines, who, its_cause, text if its_cause == cause else "")
+        if alone and who == ONE and death not in ("last", "exits", "differs"):
+            assert "rank 1 after allreduce 'loss' (operation 5)" in lines[1]
+            assert "ranks 0, 2 in allreduce 'loss' (operation 6)" in lines[2]
 
 
 @pytest.mark.mpich
@@ -113,7 +111,7 @@ def test_a_rank_that_mpich_names_by_its_process(
     env = {"HVDTRAIN_FLIGHT_RECORD": record}
     done = launch(FOLDER / "dying_worker.py", 3, args=["killed"], env=env, mpi="mpich").end()
     output.write_text(done.stdout)
-    named(why(capsys, record, "--output", output), *KILL[1:])
+    named(why(capsys, record, "--output", output), *KILL)
 
 
 @pytest.mark.parametrize(
@@ -167,15 +165,7 @@ def test_a_run_that_died_is_explained_by_its_directory(
     named(why(capsys, out, "--output", output), who, cause, text)
 
 
-def test_a_run_that_runs_and_one_that_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = tmp_path / "record"
-    env = {"HVDTRAIN_FLIGHT_RECORD": record}
-    with launch(FOLDER / "dying_worker.py", 3, args=["all_wait"], env=env) as job:
-        job.wait_for(lambda: job.stdout.count("waiting") == 3, "waited")
-        (line,) = why(capsys, record)
-    assert "the job is running: ranks 0-2" in line
+def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--out", str(out)]
     launch(words, 2, warm="torch").end(code=0)

@@ -35,11 +35,6 @@ class T:
 # Code, beginning of the script, the rest with the mistake (`# here` marks its line).
 PLAIN_MISTAKES: list[tuple[str, str, str]] = [
     ("HVD101", HVD, "def who():\n return h.rank()\nif who() == 0:\n q = h.allreduce(x)  # here\n"),
-    (
-        *("HVD101", HVD),
-        "class T:\n def __init__(self):\n  self.i = h.rank()\n def g(self, x):\n"
-        "  if self.i == 0:\n   h.barrier()  # here\n",
-    ),
     ("HVD102", HVD, "def f(x):\n    if r != 0:\n        return\n    h.barrier()  # here\n"),
     (
         *("HVD103", HVD),
@@ -50,7 +45,6 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         *("HVD104", HOLDER),
         "    def g(self):\n        if r == 0:\n            self.a.step()  # here\nT().g()\n",
     ),
-    ("HVD104", HVD, "def g(a):\n    if r == 0:\n        a.step()  # here\ng(StepLR(o, 1))\n"),
     (
         *("HVD104", ACCELERATE),
         "import torch\nm = torch.nn.Linear(2, 1)\n"
@@ -79,7 +73,6 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "with torch.no_grad():\n for x in a:\n  s += f(model(x))\nif rank == 0:\n print(s)\n",
     ),
     ("HVD204", HVD, "a = h.allreduce(x)\na = a.item()\nc = a / n  # here\n"),
-    ("HVD204", HVD, "def a(x):\n    return h.allreduce(x)\nb = a(x) / n  # here\n"),
     (
         *("HVD205", KERAS),
         "a = keras.callbacks.EarlyStopping()  # here\n"
@@ -113,7 +106,6 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "a = parser.parse_args()\nc = a.b\nz = DataLoader(d, c)  # here\n",
     ),
     ("HVD305", HVD, "k = torch.cuda.device_count()\nz = DataLoader(d, 64 // k)  # here\n"),
-    ("HVD305", HVD, "k = torch.cuda.device_count()\nz = torch.optim.SGD(p, 0.1 * k)  # here\n"),
     (
         *("HVD401", KERAS),
         "class N(keras.Model):\n pass\na = N()\nb = a\nb.save_weights('a.h5')  # here\n",
@@ -157,16 +149,77 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
 
 # Names that seem to say what values deny.
 PLAIN_RIGHT: list[tuple[str, str, str]] = [
-    ("HVD104", HVD, "scheduler = Progress()\nif r == 0:\n    scheduler.step()\n"),
-    (
-        *("HVD201", HVD),
-        "a = DataLoader(d, 8, sampler=DistributedSampler(d))\nfor epoch in range(3):\n"
-        " print(len(a))\nfor x in a:\n f(m(x)).backward()\n",
-    ),
     (
         *("HVD202", HVD),
         "test_set = d\na = DataLoader(test_set, 8, sampler=DistributedSampler(test_set))\n"
         "for x in a:\n f(m(x)).backward()\n o.step()\n",
     ),
-    ("HVD401", KERAS, "model_card = Card()\nmodel_card.save('card')\n"),
+]
+
+
+# Mistakes in unusual forms of Python: whatever holds a value, it has to be followed.
+_STEP = "if r == 0:\n    {}.step()  # here\n"
+
+# The rest of scripts that begin with HVD, with the mistake (`# here` marks its line).
+_BARRIERS = [
+    "match r, x:\n case (0, 1) | (1, _):\n  h.barrier()  # here\n case _:\n  pass\n",
+    "r == 0 and h.barrier()  # here\n",
+    "q = [h.allreduce(x) for x in xs if r == 0]  # here\n",
+    "q = getattr(h, 'barrier')\nif not r:\n q()  # here\n",
+    "q = 0 if r else 1\nif q:\n h.barrier()  # here\n",
+    "class T:\n @property\n def q(self):\n  return h.rank() == 0\nt = T()\nif t.q:\n"
+    " h.barrier()  # here\n",
+    "q = h.rank() > 0 or x\nif not q:\n h.barrier()  # here\n",
+    "q = bool(h.rank())\nif q:\n h.barrier()  # here\n",
+]
+_STEPS = [
+    "a = StepLR(o, 1)\ng = lambda: a.step()\nif r == 0:\n g()  # here\n",
+    "a, *b = [o, StepLR(o, 1)]\n" + _STEP.format("b[-1]"),
+    "a = StepLR(o, 1) if x else None\na.step() if r == 0 else None  # here\n",
+    "from contextlib import contextmanager\n@contextmanager\ndef g():\n yield StepLR(o, 1)\n"
+    "with g() as a:\n if not r:\n  a.step()  # here\n",
+    "a = dict(b=1, c=StepLR(o, 1))\nk = 'c'\n" + _STEP.format("a[k]"),
+    "a = [StepLR(b, 1) for b in (o, inner)]\n" + _STEP.format("a[0]"),
+    "a = {'c': StepLR(o, 1)}\nif r == 0:\n [b.step() for b in a.values()]  # here\n",
+    "from typing import NamedTuple\nclass T(NamedTuple):\n a: int\n b: object\n"
+    "t = T(1, StepLR(o, 1))\n" + _STEP.format("t.b"),
+    "class T:\n def __init__(self):\n  self.d = {}\n def put(self, k, v):\n  self.d[k] = v\n"
+    "t = T()\nt.put('a', StepLR(o, 1))\n" + _STEP.format("t.d['a']"),
+    "class T:\n @classmethod\n def of(cls, a):\n  t = cls()\n  t.a = a\n  return t\n"
+    "t = T.of(StepLR(o, 1))\n" + _STEP.format("t.a"),
+    "for a, b in zip([1], [StepLR(o, 1)]):\n if r == 0:\n  b.step()  # here\n",
+    "def g(a=StepLR(o, 1)):\n if r == 0:\n  a.step()  # here\ng()\n",
+    "def f():\n for b in o, inner:\n  yield StepLR(b, 1)\nfor a in f():\n if r == 0:\n"
+    "  a.step()  # here\n",
+    "from dataclasses import dataclass\n@dataclass\nclass T:\n a: object\n b: object\n"
+    "t = T(1, b=StepLR(o, 1))\n" + _STEP.format("t.b"),
+    "class A:\n def __init__(self, b):\n  self.a = b\nclass B(A):\n def __init__(self, b):\n"
+    "  super().__init__(StepLR(b, 1))\n def g(self):\n  if r == 0:\n   self.a.step()  # here\n"
+    "B(o).g()\n",
+]
+# Code, beginning of the script, the rest.
+FORM_MISTAKES: list[tuple[str, str, str]] = [
+    *(("HVD101", HVD, rest) for rest in _BARRIERS),
+    *(("HVD104", HVD, rest) for rest in _STEPS),
+    (
+        *("HVD201", HVD),
+        "from functools import partial\n"
+        "g = partial(DataLoader, sampler=DistributedSampler(d))  # here\nb = g(d)\nwhile z:\n"
+        " for i, x in enumerate(b):\n  f(m(x)).backward()\n  o.step()\n",
+    ),
+    (
+        *("HVD201", HVD),
+        "def g(*a, **b):\n return DataLoader(*a, **b)\n"
+        "b = g(d, 8, sampler=DistributedSampler(d))  # here\nfor e in range(3):\n for x in b:\n"
+        "  f(m(x)).backward()\n",
+    ),
+    ("HVD302", HVD, "a = 0.1\na = a * n\nb = torch.optim.Adam(p, a * n)  # here\n"),
+    ("HVD406", DDP, "a = dict(download=True)\nb = datasets.MNIST('c', **a)  # here\n"),
+]
+
+# The same forms without a mistake.
+FORM_RIGHT: list[tuple[str, str, str]] = [
+    ("HVD101", HVD, "match x:\n    case 0:\n        h.barrier()\n"),
+    ("HVD101", HVD, "match r:\n case 0:\n  h.barrier()\n case _:\n  h.barrier()\n"),
+    ("HVD101", HVD, "if 0 <= r:\n    h.barrier()\n"),
 ]

@@ -4,12 +4,13 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hosts import AGENT_VARIABLES, require_hosts
-from job import Completed
+from job import Completed, Job
 from mpis import MPICH
 from ranks import mpi_python, start
 
@@ -35,28 +36,42 @@ socket.create_server = bound
 """
 
 
-def check(
-    *words: object, env: Mapping[str, object] | None = None, mpi: str = "openmpi"
-) -> Completed:
+def begin(*words: object, env: Mapping[str, object] | None = None, mpi: str = "openmpi") -> Job:
     require_hosts()
     limit = "--timeout", 200  # a busy machine may take longer than 30 s
     command = [mpi_python(mpi), "-m", "hvdtrain", "check", "--job", *limit, *words]
-    done = start(command, env={**AGENT_VARIABLES[mpi], **(env or {})}).end()
+    return start(command, env={**AGENT_VARIABLES[mpi], **(env or {})})
+
+
+def ended(job: Job) -> Completed:
+    done = job.end()
     assert "Traceback" not in done.stdout + done.stderr
     return done
 
 
-def check_where_node1(folder: Path, code: str, *words: object) -> dict[str, Any]:
-    """Return the report of two nodes, of which node1 runs some code in each Python."""
+def check(*words: object, **how: Any) -> Completed:
+    return ended(begin(*words, **how))
+
+
+def begin_where_node1(folder: Path, code: str, *words: object) -> Job:
+    """Begin a check of two nodes, of which node1 runs some code in each Python."""
     text = "\n".join(f"    {line}" for line in code.format(folder=str(folder)).splitlines())
     (folder / "sitecustomize.py").write_text(
         f"import socket\nif socket.gethostname() == 'node1':\n{text}\n"
     )
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    done = check(*HOSTS, "--json", *words, env={"PYTHONPATH": path})
+    return begin(*HOSTS, "--json", *words, env={"PYTHONPATH": path})
+
+
+def report_of(job: Job) -> dict[str, Any]:
+    done = ended(job)
     report: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (1 if report["problems"] else 0)
     return report
+
+
+def check_where_node1(folder: Path, code: str, *words: object) -> dict[str, Any]:
+    return report_of(begin_where_node1(folder, code, *words))
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", MPICH])
@@ -98,23 +113,19 @@ def test_nodes_of_other_versions(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (STUCK, "node1: no answer (no answer within 53 s): log in and try Python there"),
-        (
-            BEFORE_MPI,
-            "node1: no answer (no answer within 53 s): log in and try Python there",
-        ),
-        (
-            IN_MESSAGES,
-            "MPI does not connect node0 to node1, node1 to node0 (no answer with",
-        ),
-    ],
-)
-def test_a_node_that_does_not_answer(code: str, said: str, tmp_path: Path) -> None:
-    (problem,) = check_where_node1(tmp_path, code, "--timeout", 60)["problems"]
-    assert problem.startswith(said)
+def test_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    """Three jobs wait at the same time, each for all of its time but a few seconds."""
+    no_answer = "node1: no answer (no answer within 53 s): log in and try Python there"
+    apart = "MPI does not connect node0 to node1, node1 to node0 (no answer with"
+    with ExitStack() as jobs:
+        begun = []
+        for name, code in (("stuck", STUCK), ("before", BEFORE_MPI), ("apart", IN_MESSAGES)):
+            (tmp_path / name).mkdir()
+            job = begin_where_node1(tmp_path / name, code, "--timeout", 60)
+            begun.append(jobs.enter_context(job))
+        for job, said in zip(begun, (no_answer, no_answer, apart), strict=True):
+            (problem,) = report_of(job)["problems"]
+            assert problem.startswith(said)
 
 
 def test_ranks_on_one_core_and_few_threads_of_mpi() -> None:

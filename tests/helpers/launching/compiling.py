@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import hvdtrain
-
 COMMON = (
     *("-std=c11", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"),
 )
@@ -48,16 +46,6 @@ def supports(level: str) -> bool:
 def compile_library(source: Path, level: str, path: Path) -> None:
     flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
     subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=300)
-
-
-def copy_kernel(source: Path, folder: Path) -> Path:
-    """Copy a kernel and its headers, placed as in the package, for a test that changes them."""
-    package = Path(hvdtrain.__file__).parent
-    for file in (package / "compiled/kernel.h", source, *source.parent.glob("*/*.h")):
-        target = folder / file.relative_to(package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
-    return folder / source.relative_to(package)
 
 
 def run_watched(driver: Path, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:

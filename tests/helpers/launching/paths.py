@@ -9,5 +9,5 @@ TRAINING = _HELPERS / "training"
 # As pyproject.toml has them for pytest and mypy.
 HELPERS = (
     _HELPERS,
-    *(_HELPERS / name for name in ("agreement", "devices", "exchanges", "launching", "training")),
+    *(_HELPERS / name for name in ("devices", "exchanges", "launching", "training")),
 )

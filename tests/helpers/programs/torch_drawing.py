@@ -1,7 +1,5 @@
 """Draws random programs for torch_programs, of features that real programs have."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

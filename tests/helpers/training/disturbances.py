@@ -63,7 +63,7 @@ def _cut() -> None:
 JOIN_SECONDS = 240
 
 # Moments that every rank reaches in each step without waiting for a rank that has come to them.
-OF_STEPS = ("forward", "backward", "before_update", "update")
+OF_STEPS = ("forward", "backward", "update")
 
 
 class Killed:

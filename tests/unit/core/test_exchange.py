@@ -11,7 +11,6 @@ from exchanging import plan_of
 from one_bit import OneBit
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
@@ -23,24 +22,10 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD, PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
-
-GIVEN: list[Exchange] = [
-    AllreduceExchange(), AdasumExchange(), OneBit(), BlockMomentum(steps=4), LocalSGD(4), DiLoCo(),
-    WarmUp(OneBit(), 3),
-]  # fmt: skip
-
-
-def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:
-    info = StepInfo(0, 3, weight=0.1, total=0.7, weighted=True)
-    assert info.weigh(1 / 3) == (1 / 3) * 0.1 * 3 / 0.7
-    assert StepInfo(0, 3, weight=5.0, total=15.0, weighted=True).weigh() == 1.0
-    assert StepInfo(0, 3).weigh(0.3) == 0.3
-    with pytest.raises(AgreedError, match="no rank has samples"):
-        StepInfo(0, 3, weight=0.0, total=0.0, weighted=True).weigh()
 
 
 def test_a_warm_up_counts_all_steps_that_are_exchanged() -> None:
@@ -74,15 +59,6 @@ def test_a_slice_of_a_bucket_is_split_at_its_parameters() -> None:
     found: Any = bucket.pieces(bucket.elements[10:100], 10)
     assert np.concatenate([piece.elements for piece in found]).tolist() == [*range(10, 100)]
     assert all(piece.elements[0] == starts[piece.index] + piece.first for piece in found)
-
-
-def test_a_joined_rank_answers_what_has_no_state() -> None:
-    kinds = [(5, DType.FLOAT32), (2, DType.INT32)]
-    zeros = AllreduceExchange(predivide=2.0).zeros(kinds)
-    assert zeros.buffers == tuple(kinds)
-    assert AllreduceExchange.answering(zeros).spec == AllreduceExchange(predivide=2.0).spec
-    assert AdasumExchange().zeros(kinds).buffers == tuple(kinds)
-    assert all(each.zeros(kinds) is None for each in GIVEN[2:])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core.gradients.bucket_size import choose_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
 from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of
-from hvdtrain.engines.communicator import aligned_bounds
 from hvdtrain.types import DType
 
 MIB = 1 << 20
@@ -44,28 +43,6 @@ def test_one_type_and_device_per_bucket() -> None:
 def test_groups_stay_together() -> None:
     plan = make_plan([spec(name, MIB) for name in "abcde"], 2 * MIB, MIB, groups=[(0, 3, 4)])
     assert {bucket.parameters for bucket in plan.buckets} == {(4, 3, 0), (2,), (1,)}
-
-
-@given(
-    counts=st.lists(st.integers(0, 300), max_size=40),
-    cap=st.integers(1, 400),
-    first=st.integers(1, 400),
-)
-def test_every_gradient_is_in_one_bucket_in_one_place(
-    counts: list[int], cap: int, first: int
-) -> None:
-    specs = [spec(str(i), 4 * count) for i, count in enumerate(counts)]
-    plan = make_plan(specs, cap, first)
-    assert sorted(i for bucket in plan.buckets for i in bucket.parameters) == list(
-        range(len(specs))
-    )
-    for bucket in plan.buckets:
-        ends = [
-            start + specs[i].count
-            for i, start in zip(bucket.parameters, bucket.starts, strict=True)
-        ]
-        assert [0, *ends] == [*bucket.starts, bucket.count]
-    assert make_plan(specs, cap, first).digest == plan.digest
 
 
 def test_a_layout_gives_the_plan_again() -> None:
@@ -123,37 +100,6 @@ def test_noise_gives_the_default() -> None:
     size = choose_bucket_size([(4096, 3e-3), (65536, 2e-3)])
     assert size.nbytes == DEFAULT_BUCKET_BYTES
     assert "too noisy" in size.reason
-
-
-SHAPES = [(3, 5), (0,), (1000,), (64, 64), (7,), (), (129, 3)]
-SPECS = [
-    ParameterSpec(f"p{number}", shape, (1,) * len(shape), DType.FLOAT32, "float32", "cpu")
-    for number, shape in enumerate(SHAPES)
-]
-
-
-@pytest.mark.parametrize("owners", [1, 2, 3, 8])
-@pytest.mark.parametrize("bucket_bytes", [100, 5000, 1 << 20])
-def test_every_element_has_one_owner(owners: int, bucket_bytes: int) -> None:
-    plan = make_plan(SPECS, bucket_bytes, 100)
-    found = segments_of(plan, owners)
-    assert len(found) == owners
-    elements = [
-        (segment.parameter, element)
-        for segments in found
-        for segment in segments
-        for element in range(segment.first, segment.first + segment.count)
-    ]
-    assert sorted(elements) == [(i, e) for i, spec in enumerate(SPECS) for e in range(spec.count)]
-    for owner, segments in enumerate(found):
-        assert len({segment.parameter for segment in segments}) == len(segments)
-        for segment in segments:
-            bucket = plan.buckets[segment.bucket]
-            position = bucket.starts[bucket.parameters.index(segment.parameter)]
-            assert segment.start == position + segment.first
-            low, high = aligned_bounds(bucket.count, owners)[owner : owner + 2]
-            inside = low <= segment.start < segment.start + segment.count <= high
-            assert inside if segment.count else owner == 0
 
 
 @pytest.mark.parametrize("owners", [2, 3, 4, 8])

@@ -1,7 +1,5 @@
 """Who waits for whom, from what is pending on each rank."""
 
-from __future__ import annotations
-
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
 from hvdtrain.core.stall import Wait, compact, describe, find_stalls
 

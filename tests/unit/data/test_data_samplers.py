@@ -64,8 +64,7 @@ def test_each_sample_once_in_order_whatever_stops(
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # in torchdata 0.11
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("advances", [False, True])
+@pytest.mark.parametrize(("workers", "advances"), [(0, False), (0, True), (2, True)])
 def test_stateful_loaders_resume_on_other_ranks(workers: int, advances: bool) -> None:
     data = TensorDataset(torch.arange(50))
     # Of the 13 batches of epoch 0, the epoch that is set before, and the one that is resumed.

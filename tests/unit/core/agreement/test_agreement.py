@@ -1,33 +1,23 @@
 """What ranks decide after they have told one another what they ask for."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
-
-import pytest
 
 from hvdtrain.core.agreement.channel import Channel, FirstUse
 from hvdtrain.core.agreement.lifecycle import (
     ChannelState,
     Closed,
     Decision,
-    EndJoin,
     FailAll,
     Failed,
-    JoinOrder,
-    Notify,
     Phase,
     Refuse,
     Report,
     ReportsExchanged,
-    RunRequests,
     Submitted,
     Voted,
     decide,
-    last_to_join,
     transition,
 )
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Zeros
@@ -57,25 +47,6 @@ def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
     assert not both([a, LEAVE], [a], [b], awaited=(a,)).deserted  # rank 2 may come to it
     assert both([LEAVE], [JOIN], awaited=(JOIN,)).deserted
     assert not both([LEAVE], [a, LEAVE], awaited=(a,)).deserted
-
-
-@pytest.mark.parametrize(
-    ("reports", "blocked"),
-    [
-        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"))], [Notify((3,))]),
-        # Operations that all have run first: a rank that waits for one is not blocked after it.
-        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"), reduce("a"))], []),
-        # One that has joined serves the others, even if it waits to see all of them join.
-        ([report(JOIN, awaited=(JOIN,)), report(reduce("a"), reduce("b"), JOIN), report()], []),
-    ],
-)
-def test_others_are_told_of_ranks_that_are_blocked(
-    reports: list[Report], blocked: list[Notify]
-) -> None:
-    """Else backward() returns early, with gradients that are not reduced."""
-    event = ReportsExchanged(tuple(reports), (3, 4, 5)[: len(reports)], reports[0])
-    _, actions = transition(ChannelState(len(reports)), event)
-    assert [action for action in actions if isinstance(action, Notify)] == blocked
 
 
 def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None:
@@ -109,20 +80,6 @@ def test_a_channel_that_has_lost_ranks_runs_nothing_more_and_says_so() -> None:
     assert transition(lost, Submitted(a)) == (lost, (Refuse("rank 1 has ended", lost=True),))
 
 
-def test_the_rank_that_joined_last_is_known() -> None:
-    a = reduce("a")
-    state = ChannelState(size=3, phase=Phase.JOINING)
-    ranks, first = (4, 5, 6), (report(JOIN), report(a), report(a))
-    state, actions = transition(state, ReportsExchanged(first, ranks, first[0]))
-    assert state.behind == {0}
-    assert actions == (RunRequests((a,)),)
-    second = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
-    after, actions = transition(state, ReportsExchanged(second, ranks, second[0]))
-    order = JoinOrder(ranks, (1.0, 3.0, 2.0), frozenset({4}))
-    assert (after, actions[-1]) == (ChannelState(3), EndJoin(order))
-    assert last_to_join([order]) == 6
-
-
 def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
     a, b = map(reduce, "ab")
     assert both([JOIN], [a], awaited=(a,)).behind == {0}
@@ -135,38 +92,11 @@ def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
     assert both([a, JOIN], [other, JOIN], [JOIN]).behind == {2}  # two tried it
 
 
-@pytest.mark.parametrize(
-    ("missed", "expected"),
-    [
-        ([[], []], 2),
-        ([[2], []], 3),
-        ([[], [2, 3]], 1),
-        ([[3], [2]], 1),
-        ([[1, 2], [3]], 2),  # each missed what the others took part in: the times are left
-    ],
-)
-def test_what_one_channel_knows_counts_for_all(missed: list[list[int]], expected: int) -> None:
-    orders = [JoinOrder((1, 2, 3), (3.0, 1.0, 2.0), frozenset(behind)) for behind in missed]
-    assert last_to_join(orders) == expected
-
-
 THREADS = 8
 
 
-class _Key:
-    """Stands for a channel, which is a key here only."""
-
-
-def _in_threads(work: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=work, args=[number]) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_one_thread_settles_what_all_get() -> None:
-    first_use, channel = FirstUse(), cast("Channel", _Key())
+    first_use, channel = FirstUse(), cast("Channel", threading.Event())  # which is a key here only
     asked: list[int] = []
     results: list[Any] = []
     arrived = threading.Barrier(THREADS)
@@ -180,7 +110,11 @@ def test_one_thread_settles_what_all_get() -> None:
 
         results.append(first_use.settle(channel, "size", agree))
 
-    _in_threads(work)
+    threads = [threading.Thread(target=work, args=[number]) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(asked) == 1
     assert results == asked * THREADS
     assert first_use.find(channel, "size") == asked[0]

@@ -141,17 +141,18 @@ LONG_STEPS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", ALL_STEPS if EXHAUSTIVE else STEPS, ids=" / ".join)
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(ALL_STEPS if EXHAUSTIVE else STEPS),
+        *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in LONG_STEPS),
+    ],
+    ids=" / ".join,
+)
 def test_steps_of_two_channels(ranks: Sequence[str]) -> None:
     seen = explore(ChannelModel(*ranks, channels="AB"))
     assert not seen.fault
     print(seen.states, "states")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", LONG_STEPS, ids=" / ".join)
-def test_longer_steps_of_two_channels(ranks: Sequence[str]) -> None:
-    assert not explore(ChannelModel(*ranks, channels="AB")).fault
 
 
 # Channel A, of the step, has ranks 0 and 1, and B has all.
