@@ -1,5 +1,7 @@
 """Draws random programs for torch_programs, of features that real programs have."""
 
+from __future__ import annotations
+
 import random
 from typing import Any
 
