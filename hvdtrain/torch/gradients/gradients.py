@@ -20,7 +20,7 @@ from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients.claims import ClaimedParameters
+from hvdtrain.torch.gradients.claims import CLAIMS, ClaimedParameters
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,
@@ -87,6 +87,10 @@ class Gradients(ClaimedParameters):
         self._nested = False  # a backward pass within another one has ended in this step
         self._removed: set[int] = set()  # taken, and removed by the program before their reduction
         self._versions: list[int] = []  # of parameters, if some have gradients not reduced yet
+        self._passes_ended = 0  # of the program's step
+        self._usual_passes = 0  # of its last step; 0 before the first one
+        self._settled: set[int] = set()  # left with a pass that did not complete them
+        self._absent: list[int] = []  # of these, without a gradient so far
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -172,7 +176,8 @@ class Gradients(ClaimedParameters):
                 self.buckets.note_misfit(index)
             if self._settings.sharded:
                 self.buckets.look(self._complete(), index)
-            if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
+            dropped = self._pass_ended and self._all_dropped()
+            if dropped or index in self._settled or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
             elif self._pass_ended:
@@ -276,6 +281,7 @@ class Gradients(ClaimedParameters):
         launched = {
             i for b in self.plan.buckets[: self.buckets.step.launched] for i in b.parameters
         }
+        self._give_absent()
         kept = [
             self.buckets.withdraw(index, index in launched) for index in range(len(self.parameters))
         ]
@@ -312,19 +318,52 @@ class Gradients(ClaimedParameters):
         self.buckets.take(index, gradient)
 
     def _after_backward(self) -> None:
-        with self._lock:
-            self._accept_held()
-        self._pass_ended = True
-        self._nested = self._nested or in_nested_backward()
+        for each in list(CLAIMS):  # before this rank waits for one of them
+            if isinstance(each, Gradients) and (each is self or each._hooks.quiet):
+                each._end_pass()
         local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
         self._versions = self._parameter_versions() if local else []
         reduced = self.buckets.end_pass()
         self._deliver(reduced)
+        if reduced == len(self.buckets.buffers):
+            self._give_absent()
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self.buckets.step.launched
             self.buckets.lend(self.plan.buckets[reduced:launched])
         if self._settings.sharded:
             self.buckets.note(self._complete())
+
+    def _end_pass(self) -> None:
+        with self._lock:
+            if self._pass_ended:
+                return
+            self._accept_held()
+            self._pass_ended = True
+            nested = in_nested_backward()
+            self._nested = self._nested or nested
+            self._passes_ended += not nested
+            last = self._passes_ended >= (self._usual_passes or self.passes)
+            # What ranks have summed cannot be summed again if another pass brings the rest.
+            average = self._settings.op is ReduceOp.AVERAGE and not self._settings.sharded
+            if last and average and not nested and self.complete:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Let the step leave without the gradients that this pass has not brought."""
+        if not self.buckets.step.complete:
+            absent, late = self._fill_rest()
+            self._absent, self._settled = absent, set(late)
+            if self.buckets.launch():
+                self.buckets.submit(self._own)
+
+    def _give_absent(self) -> None:
+        """Set the gradients that this rank had not when a step left, once ranks have them."""
+        absent = [index for index in self._absent if self.parameters[index].grad is None]
+        if absent:
+            self.buckets.step.added.result()  # it follows the last bucket
+            usage = StepUsage.from_sums(self.buckets.numbers.tolist())
+            self.buckets.give(index for index in absent if index in usage.with_dense)
+        self._absent = [index for index in absent if self.parameters[index].grad is None]
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -364,11 +403,13 @@ class Gradients(ClaimedParameters):
         for index in self._hooks.take_pending():
             self._on_gradient(index, None)
         with self._lock:
-            if self._all_dropped():
+            given = any(self.parameters[index].grad is not None for index in self._absent)
+            if given or self._all_dropped():  # by the program
                 self._start_over()
         self._check_weight()
         arrived = list(self.buckets.step.passes)
         usage = self._end_step()
+        self._usual_passes, self._passes_ended = self._passes_ended, 0
         self.buckets.count_step()
         self.steps += 1
         self.used = () if usage is None else usage.used
@@ -414,6 +455,7 @@ class Gradients(ClaimedParameters):
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self.buckets.forget_changes()
         self.whole = True
+        self._passes_ended = 0
 
     @collective
     def spread(self) -> None:
@@ -453,6 +495,7 @@ class Gradients(ClaimedParameters):
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
+        self._settled, self._absent = set(), []
 
     @collective
     def _end_step(self) -> StepUsage | None:
@@ -477,6 +520,20 @@ class Gradients(ClaimedParameters):
     def _reduce_rest(self) -> StepUsage:
         self._accept_held()  # of a backward pass that has failed
         step = self.buckets.step
+        absent = [*self._fill_rest()[0], *self._absent]
+        usage = StepUsage.from_sums(self.buckets.finish(self._own))
+        self.info = info = step.info
+        assert info is not None
+        channel, at = self.buckets.channel, f"at step {info.step + 1}"
+        self._told |= note_differences(info.weights, channel, at)
+        self.whole = self.buckets.whole
+        self._deliver(len(self.plan.buckets))
+        self._give(usage, absent, step.sparse)
+        return usage
+
+    def _fill_rest(self) -> tuple[list[int], list[int]]:
+        """Fill the buckets that lack gradients; return which are None, and all that were late."""
+        step = self.buckets.step
         # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)
         late = [i for i in range(len(self.parameters)) if i not in ready]
@@ -487,16 +544,8 @@ class Gradients(ClaimedParameters):
         if late and not step.complete:
             self._write_usage(absent)
             for index in late:
-                self.buckets.step.ready(index)
-        usage = StepUsage.from_sums(self.buckets.finish(self._own))
-        self.info = info = step.info
-        assert info is not None
-        channel, at = self.buckets.channel, f"at step {info.step + 1}"
-        self._told |= note_differences(info.weights, channel, at)
-        self.whole = self.buckets.whole
-        self._deliver(len(self.plan.buckets))
-        self._give(usage, absent, step.sparse)
-        return usage
+                step.ready(index)
+        return absent, late
 
     @collective
     def _give(
