@@ -282,21 +282,27 @@ class GradientStep(Operation):
     def execute(self, communicator: Communicator) -> None:
         communicators = communicators_of(communicator, self._exchange.hierarchical)
         assert self.own is not None
-        self.info = info = agree_on_step(self.own, any(self._placed), communicator)
+        placed, complete = any(self._placed), self.complete
+        self.info = info = agree_on_step(self.own, placed, complete, communicator)
+        if info.filled:
+            self._certain = len(self._buffers)
+        marks: list[Mark] = []
         needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number, communicator)
-            began, self.begun = time.perf_counter(), number + 1
+            began, self.begun = time.perf_counter(), max(self._certain, number + 1)
             reduce = partial(self._reduce, self._bucket(number), info, communicators, needed)
-            _, reduced = self._streams[number].run_after(filled, reduce)
+            _, mark = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
-            with self._changed:
-                self.progress = self.progress.reduce()
-            self.reduced[number].set_result(reduced)
-        finite = not self._exchange.checks_finite or self._agree_on_finite(communicator)
+            marks.append(mark)
+            if not (info.filled and info.placed):  # else ranks meet in the sum of the numbers
+                self._note_reduced(mark)
+        finite = not self._exchange.checks_finite or self._agree_on_finite(marks, communicator)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
         communicator.confirm()
+        for mark in marks[self.progress.reduced :]:
+            self._note_reduced(mark)
         if self._exchange.checks_finite:
             names = [spec.name for spec in self._plan.specs] if self._plan else []
             unused = unused_names(names, self._numbers.array().tolist())
@@ -315,6 +321,11 @@ class GradientStep(Operation):
                 if not future.done():
                     future.set_exception(error)
 
+    def _note_reduced(self, mark: Mark) -> None:
+        with self._changed:
+            number, self.progress = self.progress.reduced, self.progress.reduce()
+        self.reduced[number].set_result(mark)
+
     def _reduce(
         self, bucket: FilledBucket, info: StepInfo, communicators: Communicators, needed: bool
     ) -> None:
@@ -323,11 +334,11 @@ class GradientStep(Operation):
         if self._exchange.checks_finite:
             self._finite.append(all_finite(bucket.elements))
 
-    def _agree_on_finite(self, communicator: Communicator) -> bool:
+    def _agree_on_finite(self, marks: Sequence[Mark], communicator: Communicator) -> bool:
         """Return whether the results of all ranks are finite; this waits for devices."""
         finite = np.ones(1, np.int32)
-        for streams, reduced, own in zip(self._streams, self.reduced, self._finite, strict=True):
-            finite[0] &= streams.run_after(reduced.result(), partial(bool, own))[0]
+        for streams, mark, own in zip(self._streams, marks, self._finite, strict=True):
+            finite[0] &= streams.run_after(mark, partial(bool, own))[0]
         communicator.allreduce(Buffer.from_array(finite), ReduceOp.MIN)
         return bool(finite[0])
 

@@ -218,12 +218,12 @@ class Gradients(ClaimedParameters):
         for index in held:
             self._accept(index, None)
 
-    def _launch(self) -> None:
+    def _launch(self, held: bool = False) -> None:
         if self.buckets.step.all_ready:
             self._write_usage(())
         elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
-        if self.buckets.launch():
+        if self.buckets.launch(held):
             self.buckets.submit(self._own)
 
     def _write_usage(self, absent: Sequence[int]) -> None:
@@ -314,6 +314,8 @@ class Gradients(ClaimedParameters):
     def _after_backward(self) -> None:
         with self._lock:
             self._accept_held()
+            if not self.buckets.step.complete:
+                self._launch(held=True)
         self._pass_ended = True
         self._nested = self._nested or in_nested_backward()
         local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
