@@ -138,7 +138,7 @@ class Reducer:
     def launch(self, held: bool = False) -> bool:
         """Launch the buckets whose gradients are all ready; return whether to submit the step.
 
-        If `together`, they are held until all gradients are ready, and `held` launches them earlier.
+        If `together`, they are held until all gradients are ready; `held` launches them earlier.
         """
         early = not self.step.all_ready
         if early and (self.exchange.at_once or (not held and self.together and self._is_alone())):
