@@ -100,7 +100,7 @@ class Reducer:
         numbers: int = 0,
         counted: bool = False,
     ) -> None:
-        self._context = context
+        self._context, self.together = context, False
         self.channel, self.exchange, self.name, self._counted = channel, exchange, name, counted
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams, placed)
@@ -135,15 +135,24 @@ class Reducer:
             partial(self.channel.call_listeners, self.channel.ranks),
         )
 
-    def launch(self) -> bool:
-        """Launch the buckets whose gradients are all ready; return whether to submit the step."""
-        if self.exchange.at_once and not self.step.all_ready:
+    def launch(self, held: bool = False) -> bool:
+        """Launch the buckets whose gradients are all ready; return whether to submit the step.
+
+        If `together`, they are held until all gradients are ready; `held` launches them earlier.
+        """
+        early = not self.step.all_ready
+        if early and (self.exchange.at_once or (not held and self.together and self._is_alone())):
             return False
         self.step.launch_ready()  # in the order of the plan
         if self.step.own is not None or not self.step.launched:
             return False
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
         return self.channel.has_thread or self.step.complete
+
+    def _is_alone(self) -> bool:
+        """Return whether no other plan has buckets for which a rank may wait before these."""
+        plans = [c for c in self._context.channels() if c.parent is not None and not c.unused]
+        return plans == [self.channel]
 
     def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""
@@ -214,7 +223,7 @@ class Reducer:
             listeners = [
                 (channel, partial(missed, self._concerned(channel)))
                 for channel in self._context.channels()
-                if channel is not self.channel
+                if channel is not self.channel and step.begun < step.launched
             ]
             try:
                 for channel, listener in listeners:

@@ -189,6 +189,7 @@ class GradientStep(Operation):
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
         self.progress = BucketProgress(len(buffers))
+        self._executing = False
         self._certain = 0  # number of buckets of which this rank knows that all have filled them
         self._changed = threading.Condition()
         self._marks: list[Mark] = []
@@ -246,6 +247,19 @@ class GradientStep(Operation):
             self._filled += [time.perf_counter()] * (last - first)
             self._changed.notify()
 
+    def reopen(self, late: Iterable[int]) -> bool:
+        """Take back that these gradients are ready, unless ranks have begun; return whether."""
+        assert self._plan is not None
+        with self._changed:
+            if self._executing:
+                return False
+            self.progress = replace(self.progress, filled=0)
+            self._marks, self._filled = [], []
+        for index in late:
+            self._missing[self._plan.bucket_of[index]] += 1
+            self.arrivals.remove(index)
+        return True
+
     def end_pass(self) -> None:
         with self._changed:
             self.progress = self.progress.end_pass()
@@ -282,21 +296,28 @@ class GradientStep(Operation):
     def execute(self, communicator: Communicator) -> None:
         communicators = communicators_of(communicator, self._exchange.hierarchical)
         assert self.own is not None
-        self.info = info = agree_on_step(self.own, any(self._placed), communicator)
+        with self._changed:
+            self._executing, complete = True, self.complete
+        self.info = info = agree_on_step(self.own, any(self._placed), complete, communicator)
+        if info.filled:
+            self._certain = len(self._buffers)
+        marks: list[Mark] = []
         needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number, communicator)
-            began, self.begun = time.perf_counter(), number + 1
+            began, self.begun = time.perf_counter(), max(self._certain, number + 1)
             reduce = partial(self._reduce, self._bucket(number), info, communicators, needed)
-            _, reduced = self._streams[number].run_after(filled, reduce)
+            _, mark = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
-            with self._changed:
-                self.progress = self.progress.reduce()
-            self.reduced[number].set_result(reduced)
-        finite = not self._exchange.checks_finite or self._agree_on_finite(communicator)
+            marks.append(mark)
+            if not (info.filled and info.placed):  # else ranks meet in the sum of the numbers
+                self._note_reduced(mark)
+        finite = not self._exchange.checks_finite or self._agree_on_finite(marks, communicator)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
         communicator.confirm()
+        for mark in marks[self.progress.reduced :]:
+            self._note_reduced(mark)
         if self._exchange.checks_finite:
             names = [spec.name for spec in self._plan.specs] if self._plan else []
             unused = unused_names(names, self._numbers.array().tolist())
@@ -315,6 +336,11 @@ class GradientStep(Operation):
                 if not future.done():
                     future.set_exception(error)
 
+    def _note_reduced(self, mark: Mark) -> None:
+        with self._changed:
+            number, self.progress = self.progress.reduced, self.progress.reduce()
+        self.reduced[number].set_result(mark)
+
     def _reduce(
         self, bucket: FilledBucket, info: StepInfo, communicators: Communicators, needed: bool
     ) -> None:
@@ -323,11 +349,11 @@ class GradientStep(Operation):
         if self._exchange.checks_finite:
             self._finite.append(all_finite(bucket.elements))
 
-    def _agree_on_finite(self, communicator: Communicator) -> bool:
+    def _agree_on_finite(self, marks: Sequence[Mark], communicator: Communicator) -> bool:
         """Return whether the results of all ranks are finite; this waits for devices."""
         finite = np.ones(1, np.int32)
-        for streams, reduced, own in zip(self._streams, self.reduced, self._finite, strict=True):
-            finite[0] &= streams.run_after(reduced.result(), partial(bool, own))[0]
+        for streams, mark, own in zip(self._streams, marks, self._finite, strict=True):
+            finite[0] &= streams.run_after(mark, partial(bool, own))[0]
         communicator.allreduce(Buffer.from_array(finite), ReduceOp.MIN)
         return bool(finite[0])
 

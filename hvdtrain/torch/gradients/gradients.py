@@ -176,8 +176,10 @@ class Gradients(ClaimedParameters):
                 self.buckets.note_misfit(index)
             if self._settings.sharded:
                 self.buckets.look(self._complete(), index)
-            dropped = self._pass_ended and self._all_dropped()
-            if dropped or index in self._settled or self._returns(index, incoming):
+            over = self._pass_ended and self._all_dropped()
+            if not over and index in self._settled:
+                over = not self._unsettle()
+            if over or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
             elif self._pass_ended:
@@ -223,12 +225,12 @@ class Gradients(ClaimedParameters):
         for index in held:
             self._accept(index, None)
 
-    def _launch(self) -> None:
+    def _launch(self, held: bool = False) -> None:
         if self.buckets.step.all_ready:
             self._write_usage(())
         elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
-        if self.buckets.launch():
+        if self.buckets.launch(held):
             self.buckets.submit(self._own)
 
     def _write_usage(self, absent: Sequence[int]) -> None:
@@ -347,14 +349,23 @@ class Gradients(ClaimedParameters):
             average = self._settings.op is ReduceOp.AVERAGE and not self._settings.sharded
             if last and average and not nested and self.complete:
                 self._settle()
+            elif not self.buckets.step.complete:
+                self._launch(held=True)
 
     def _settle(self) -> None:
         """Let the step leave without the gradients that this pass has not brought."""
         if not self.buckets.step.complete:
             absent, late = self._fill_rest()
             self._absent, self._settled = absent, set(late)
-            if self.buckets.launch():
+            if self.buckets.launch(held=True):
                 self.buckets.submit(self._own)
+
+    def _unsettle(self) -> bool:
+        """Wait for the rest after all; return whether ranks have not begun the step without it."""
+        if not self.buckets.step.reopen(self._settled):
+            return False
+        self._settled, self._absent = set(), []
+        return True
 
     def _give_absent(self) -> None:
         """Set the gradients that this rank had not when a step left, once ranks have them."""
@@ -404,7 +415,7 @@ class Gradients(ClaimedParameters):
             self._on_gradient(index, None)
         with self._lock:
             given = any(self.parameters[index].grad is not None for index in self._absent)
-            if given or self._all_dropped():  # by the program
+            if self._all_dropped() or (given and not self._unsettle()):  # by the program
                 self._start_over()
         self._check_weight()
         arrived = list(self.buckets.step.passes)
