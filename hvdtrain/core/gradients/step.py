@@ -190,6 +190,7 @@ class GradientStep(Operation):
         self._places: list[set[Place]] = [set() for _ in buffers]
         self.progress = BucketProgress(len(buffers))
         self._executing = False
+        self.late: frozenset[int] = frozenset()  # left as they were, when a pass ended
         self._certain = 0  # number of buckets of which this rank knows that all have filled them
         self._changed = threading.Condition()
         self._marks: list[Mark] = []
@@ -247,17 +248,33 @@ class GradientStep(Operation):
             self._filled += [time.perf_counter()] * (last - first)
             self._changed.notify()
 
-    def reopen(self, late: Iterable[int]) -> bool:
-        """Take back that these gradients are ready, unless ranks have begun; return whether."""
+    def settle(self, fill: Callable[[], Iterable[int]]) -> bool:
+        """Let `fill` take what there is of late gradients, which may yet come; return whether.
+
+        Not once ranks have begun the step in different passes: some may take another one.
+        """
+        with self._changed:
+            if self.info is not None and not self.info.same_pass:
+                return False
+            self.late = frozenset(fill())
+        return True
+
+    def reopen(self, begun: bool = False) -> bool:
+        """Take back that late gradients are ready, unless ranks have begun; return whether."""
         assert self._plan is not None
         with self._changed:
-            if self._executing:
+            if not self.late:
+                return True
+            if self._executing and not begun:
                 return False
-            self.progress = replace(self.progress, filled=0)
+            between = self.progress.between and begun
+            self.progress = replace(self.progress, filled=0, between=between)
             self._marks, self._filled = [], []
-        for index in late:
-            self._missing[self._plan.bucket_of[index]] += 1
-            self.arrivals.remove(index)
+            for index in self.late:
+                self._missing[self._plan.bucket_of[index]] += 1
+                self.arrivals.remove(index)
+            self.late = frozenset()
+            self.released()
         return True
 
     def end_pass(self) -> None:
@@ -298,7 +315,10 @@ class GradientStep(Operation):
         assert self.own is not None
         with self._changed:
             self._executing, complete = True, self.complete
-        self.info = info = agree_on_step(self.own, any(self._placed), complete, communicator)
+            at = self.progress.passes + (not self.progress.between)
+        self.info = info = agree_on_step(self.own, any(self._placed), complete, at, communicator)
+        if not info.same_pass:
+            self.reopen(begun=True)
         if info.filled:
             self._certain = len(self._buffers)
         marks: list[Mark] = []

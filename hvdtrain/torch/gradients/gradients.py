@@ -89,8 +89,7 @@ class Gradients(ClaimedParameters):
         self._versions: list[int] = []  # of parameters, if some have gradients not reduced yet
         self._passes_ended = 0  # of the program's step
         self._usual_passes = 0  # of its last step; 0 before the first one
-        self._settled: set[int] = set()  # left with a pass that did not complete them
-        self._absent: list[int] = []  # of these, without a gradient so far
+        self._absent: list[int] = []  # when the step left without them
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -177,8 +176,8 @@ class Gradients(ClaimedParameters):
             if self._settings.sharded:
                 self.buckets.look(self._complete(), index)
             over = self._pass_ended and self._all_dropped()
-            if not over and index in self._settled:
-                over = not self._unsettle()
+            if not over and index in self.buckets.step.late:
+                over = not self.buckets.step.reopen()
             if over or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
@@ -354,18 +353,11 @@ class Gradients(ClaimedParameters):
 
     def _settle(self) -> None:
         """Let the step leave without the gradients that this pass has not brought."""
-        if not self.buckets.step.complete:
-            absent, late = self._fill_rest()
-            self._absent, self._settled = absent, set(late)
+        step = self.buckets.step
+        if not step.complete:
+            step.settle(self._fill_rest)
             if self.buckets.launch(held=True):
                 self.buckets.submit(self._own)
-
-    def _unsettle(self) -> bool:
-        """Wait for the rest after all; return whether ranks have not begun the step without it."""
-        if not self.buckets.step.reopen(self._settled):
-            return False
-        self._settled, self._absent = set(), []
-        return True
 
     def _give_absent(self) -> None:
         """Set the gradients that this rank had not when a step left, once ranks have them."""
@@ -415,7 +407,8 @@ class Gradients(ClaimedParameters):
             self._on_gradient(index, None)
         with self._lock:
             given = any(self.parameters[index].grad is not None for index in self._absent)
-            if self._all_dropped() or (given and not self._unsettle()):  # by the program
+            # By the program.
+            if self._all_dropped() or (given and not self.buckets.step.reopen()):
                 self._start_over()
         self._check_weight()
         arrived = list(self.buckets.step.passes)
@@ -506,7 +499,7 @@ class Gradients(ClaimedParameters):
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
-        self._settled, self._absent = set(), []
+        self._absent = []
 
     @collective
     def _end_step(self) -> StepUsage | None:
@@ -531,7 +524,8 @@ class Gradients(ClaimedParameters):
     def _reduce_rest(self) -> StepUsage:
         self._accept_held()  # of a backward pass that has failed
         step = self.buckets.step
-        absent = [*self._fill_rest()[0], *self._absent]
+        self._fill_rest()
+        absent = [i for i in self._absent if self.parameters[i].grad is None]
         usage = StepUsage.from_sums(self.buckets.finish(self._own))
         self.info = info = step.info
         assert info is not None
@@ -542,21 +536,22 @@ class Gradients(ClaimedParameters):
         self._give(usage, absent, step.sparse)
         return usage
 
-    def _fill_rest(self) -> tuple[list[int], list[int]]:
-        """Fill the buckets that lack gradients; return which are None, and all that were late."""
+    def _fill_rest(self) -> list[int]:
+        """Fill the buckets that lack gradients; return those that were late."""
         step = self.buckets.step
         # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)
         late = [i for i in range(len(self.parameters)) if i not in ready]
-        absent = [i for i in late if self.parameters[i].grad is None]
+        if late:
+            self._absent = [i for i in late if self.parameters[i].grad is None]
         self._take_again()
         for index in late:
             self._take(index)
         if late and not step.complete:
-            self._write_usage(absent)
+            self._write_usage(self._absent)
             for index in late:
                 step.ready(index)
-        return absent, late
+        return late
 
     @collective
     def _give(
