@@ -223,7 +223,7 @@ class Reducer:
             listeners = [
                 (channel, partial(missed, self._concerned(channel)))
                 for channel in self._context.channels()
-                if channel is not self.channel and step.begun < step.launched
+                if channel is not self.channel
             ]
             try:
                 for channel, listener in listeners:
