@@ -28,14 +28,14 @@ from hvdtrain.types import ReduceOp
 
 def unused_names(names: Sequence[str], sums: Sequence[int]) -> frozenset[str]:
     """Return the names of the parameters for which no rank had a gradient, if ranks told."""
-    if len(sums) != usage_length(len(names)) or not sums[-2]:  # none has called write_usage()
+    if len(sums) != usage_length(len(names)) or not sums[-3]:  # none has called write_usage()
         return frozenset()
     return frozenset(name for name, count in zip(names, sums, strict=False) if not count)
 
 
 def usage_length(parameters: int) -> int:
     """Return the length of the array for this number of parameters."""
-    return 3 * parameters + 2
+    return 3 * parameters + 3
 
 
 def write_usage(
@@ -44,15 +44,16 @@ def write_usage(
     sparse: Iterable[int],
     arrivals: Sequence[int] | None,
     outdated: bool,
+    settled: bool,
 ) -> None:
-    used, kinds, positions = np.split(numbers[:-2], 3)
+    used, kinds, positions = np.split(numbers[:-3], 3)
     used[:] = 1
     used[list(absent)] = 0
     kinds[list(sparse)] = 1
     if arrivals is not None:
         positions[:] = len(positions)
         positions[arrivals] = range(len(arrivals))
-    numbers[-2:] = 1, outdated
+    numbers[-3:] = 1, outdated, settled
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class StepUsage:
     positions: list[int]
     present: int
     outdated: int
+    settled: int  # ranks that left gradients out when a pass ended, which may have come later
 
     @property
     def unused(self) -> frozenset[int]:
@@ -73,9 +75,11 @@ class StepUsage:
     @classmethod
     def from_sums(cls, numbers: list[int]) -> StepUsage:
         """Split the summed array into its parts."""
-        *lists, present, outdated = numbers
+        *lists, present, outdated, settled = numbers
         count = len(lists) // 3
-        return cls(lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated)
+        return cls(
+            lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated, settled
+        )
 
     @property
     def with_dense(self) -> frozenset[int]:

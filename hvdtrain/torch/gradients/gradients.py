@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import context
+from hvdtrain.core import context, operations
 from hvdtrain.core.bucket_plans import replan, take_layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -90,6 +93,7 @@ class Gradients(ClaimedParameters):
         self._passes_ended = 0  # of the program's step
         self._usual_passes = 0  # of its last step; 0 before the first one
         self._absent: list[int] = []  # when the step left without them
+        self._more = False  # gradients have come since
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -175,10 +179,9 @@ class Gradients(ClaimedParameters):
                 self.buckets.note_misfit(index)
             if self._settings.sharded:
                 self.buckets.look(self._complete(), index)
-            over = self._pass_ended and self._all_dropped()
-            if not over and index in self.buckets.step.late:
-                over = not self.buckets.step.reopen()
-            if over or self._returns(index, incoming):
+            if index in self.buckets.step.late and not self.buckets.step.reopen():
+                self._await_settled()
+            if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
             elif self._pass_ended:
@@ -205,7 +208,9 @@ class Gradients(ClaimedParameters):
                 if torch.is_grad_enabled() and _is_known_zero(gradient):
                     self._zeros.add(index)
             else:
-                if self.buckets.exchange.at_once and not in_compiled_backward():
+                if index in step.late:
+                    self._more = True  # ranks reduce once more when the step ends
+                elif self.buckets.exchange.at_once and not in_compiled_backward():
                     self._held.append(index)
                 else:
                     self._accept(index, incoming)
@@ -232,10 +237,10 @@ class Gradients(ClaimedParameters):
         if self.buckets.launch(held):
             self.buckets.submit(self._own)
 
-    def _write_usage(self, absent: Sequence[int]) -> None:
+    def _write_usage(self, absent: Sequence[int], settled: bool = False) -> None:
         step = self.buckets.step
         arrivals = None if self.plan_is_final else step.arrivals
-        self.buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
+        self.buckets.write_usage([*absent, *self._removed], step.sparse, arrivals, settled)
 
     def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
         """Return whether a gradient was taken in this step, dropped, and computed again."""
@@ -282,7 +287,6 @@ class Gradients(ClaimedParameters):
         launched = {
             i for b in self.plan.buckets[: self.buckets.step.launched] for i in b.parameters
         }
-        self._give_absent()
         kept = [
             self.buckets.withdraw(index, index in launched) for index in range(len(self.parameters))
         ]
@@ -355,18 +359,31 @@ class Gradients(ClaimedParameters):
         """Let the step leave without the gradients that this pass has not brought."""
         step = self.buckets.step
         if not step.complete:
-            step.settle(self._fill_rest)
+            step.settle(partial(self._fill_rest, settled=True))
             if self.buckets.launch(held=True):
                 self.buckets.submit(self._own)
 
-    def _give_absent(self) -> None:
-        """Set the gradients that this rank had not when a step left, once ranks have them."""
-        absent = [index for index in self._absent if self.parameters[index].grad is None]
-        if absent:
-            self.buckets.step.added.result()  # it follows the last bucket
-            usage = StepUsage.from_sums(self.buckets.numbers.tolist())
-            self.buckets.give(index for index in absent if index in usage.with_dense)
-        self._absent = [index for index in absent if self.parameters[index].grad is None]
+    def _await_settled(self) -> None:
+        """Wait for the results of a step that has left, to which a gradient adds."""
+        step = self.buckets.step
+        step.added.result()
+        step.wait(len(self.buckets.buffers))
+        self._deliver(len(self.plan.buckets))
+        self._give_absent(adds=True)
+
+    def _give_absent(self, adds: bool = False) -> None:
+        """Set, or add to, the gradients that this rank had not when a step left."""
+        if not self._absent:
+            return
+        self.buckets.step.added.result()  # it follows the last bucket
+        usage = StepUsage.from_sums(self.buckets.numbers.tolist())
+        for index in usage.with_dense.intersection(self._absent):
+            own = self.parameters[index].grad
+            if own is None or adds:
+                self.buckets.give([index])
+                if own is not None:
+                    self.parameters[index].grad = own + self.parameters[index].grad
+        self._absent = [i for i in self._absent if self.parameters[i].grad is None]
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -406,10 +423,11 @@ class Gradients(ClaimedParameters):
         for index in self._hooks.take_pending():
             self._on_gradient(index, None)
         with self._lock:
-            given = any(self.parameters[index].grad is not None for index in self._absent)
-            # By the program.
-            if self._all_dropped() or (given and not self.buckets.step.reopen()):
+            if self._all_dropped():
                 self._start_over()
+            # By the program.
+            given = any(self.parameters[index].grad is not None for index in self._absent)
+            self._more |= given and not self.buckets.step.reopen()
         self._check_weight()
         arrived = list(self.buckets.step.passes)
         usage = self._end_step()
@@ -499,7 +517,7 @@ class Gradients(ClaimedParameters):
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
-        self._absent = []
+        self._absent, self._more = [], False
 
     @collective
     def _end_step(self) -> StepUsage | None:
@@ -513,12 +531,24 @@ class Gradients(ClaimedParameters):
     def _finish(self) -> StepUsage:
         try:
             usage = self._reduce_rest()
+            if usage.settled and self._have_more():
+                self._forget_step()
+                usage = self._reduce_rest()
         finally:
             self._forget_step()
         if self.buckets.sharded is None:  # a shared step uses them, too
             self.buckets.release()
         self._update_plan(usage)
         return usage
+
+    @collective
+    def _have_more(self) -> bool:
+        """Return whether gradients of some rank have come since the step left without them."""
+        more = np.array([self._more], np.int32)
+        name = f"late gradients of {self.buckets.name}"
+        buffers = [Buffer.from_array(more)]
+        operations.allreduce(self.buckets.channel, buffers, [more.shape], ReduceOp.SUM, name).run()
+        return bool(more[0])
 
     @collective
     def _reduce_rest(self) -> StepUsage:
@@ -536,7 +566,7 @@ class Gradients(ClaimedParameters):
         self._give(usage, absent, step.sparse)
         return usage
 
-    def _fill_rest(self) -> list[int]:
+    def _fill_rest(self, settled: bool = False) -> list[int]:
         """Fill the buckets that lack gradients; return those that were late."""
         step = self.buckets.step
         # Not by counting passes: a gradient that could not be taken has all of them.
@@ -548,7 +578,7 @@ class Gradients(ClaimedParameters):
         for index in late:
             self._take(index)
         if late and not step.complete:
-            self._write_usage(self._absent)
+            self._write_usage(self._absent, settled)
             for index in late:
                 step.ready(index)
         return late
