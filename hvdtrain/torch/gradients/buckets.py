@@ -113,7 +113,8 @@ class ParameterBuckets(Reducer):
         self.staying = open_staying(channel, plan, memory, suitable, name)
         reducer = here, channel, exchange, name, plan, *self._divided(plan)
         super().__init__(*reducer, numbers=usage_length(len(parameters)), counted=True)
-        self.together = not shares and exchange.in_place and _go_together(parent, memory)
+        # Ranks whose exchanges differ take part, too.
+        self.together = _go_together(parent, memory) and not shares and exchange.in_place
         if exchange.hierarchical:
             node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
