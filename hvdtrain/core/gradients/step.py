@@ -384,8 +384,10 @@ class GradientStep(Operation):
     @collective
     def _await_bucket(self, number: int, communicator: Communicator) -> Mark:
         rest = _FIRST_REST_SECONDS
-        # The first one is filled when a step is submitted, or soon, by the program alone.
-        while self._certain <= number and number:
+        assert self.info is not None
+        # The first one is filled when a step is submitted, or soon, by the program alone; but for
+        # one that was taken back.
+        while self._certain <= number and (number or not self.info.same_pass):
             verdict = self._vote(communicator)
             self._certain = verdict.certain
             if verdict.missed:
