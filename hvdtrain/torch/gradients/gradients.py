@@ -14,6 +14,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
+from hvdtrain.core.agreement.channel import Submission
 from hvdtrain.core.bucket_plans import replan, take_layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -23,7 +24,7 @@ from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients.claims import CLAIMS, ClaimedParameters
+from hvdtrain.torch.gradients.claims import ClaimedParameters
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,
@@ -32,6 +33,7 @@ from hvdtrain.torch.gradients.hooks import (
 from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import rate_of, weight_sums
+from hvdtrain.torch.tensors.wrappers import CLAIMS
 from hvdtrain.types import ReduceOp
 
 
@@ -94,6 +96,8 @@ class Gradients(ClaimedParameters):
         self._usual_passes = 0  # of its last step; 0 before the first one
         self._absent: list[int] = []  # when the step left without them
         self._more = False  # gradients have come since
+        self._asked: Submission | None = None  # whether that is so on any rank
+        self._ended: StepUsage | None = None  # of a step that has ended with a pass
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -332,6 +336,12 @@ class Gradients(ClaimedParameters):
         self._deliver(reduced)
         if reduced == len(self.buckets.buffers):
             self._give_absent()
+        # Else another rank needs this one before.
+        if self._more and self._asked is None and self.buckets.heard(self._ask_for_more().done):
+            with self._lock:
+                self._ended = self._finish()
+            self._absent = [i for i, p in enumerate(self.parameters) if p.grad is None]
+            return
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self.buckets.step.launched
             self.buckets.lend(self.plan.buckets[reduced:launched])
@@ -381,8 +391,9 @@ class Gradients(ClaimedParameters):
             own = self.parameters[index].grad
             if own is None or adds:
                 self.buckets.give([index])
-                if own is not None:
-                    self.parameters[index].grad = own + self.parameters[index].grad
+                average = self.parameters[index].grad
+                if own is not None and average is not None:
+                    self.parameters[index].grad = own + average
         self._absent = [i for i in self._absent if self.parameters[i].grad is None]
 
     def _complete(self) -> Iterator[int]:
@@ -430,7 +441,9 @@ class Gradients(ClaimedParameters):
             self._more |= given and not self.buckets.step.reopen()
         self._check_weight()
         arrived = list(self.buckets.step.passes)
-        usage = self._end_step()
+        ended, self._ended = self._ended, None
+        usage = self._end_step() if self.open or given or ended is None else ended
+        self._absent = []
         self._usual_passes, self._passes_ended = self._passes_ended, 0
         self.buckets.count_step()
         self.steps += 1
@@ -477,7 +490,7 @@ class Gradients(ClaimedParameters):
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self.buckets.forget_changes()
         self.whole = True
-        self._passes_ended = 0
+        self._passes_ended, self._ended = 0, None
 
     @collective
     def spread(self) -> None:
@@ -517,7 +530,7 @@ class Gradients(ClaimedParameters):
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
-        self._absent, self._more = [], False
+        self._absent, self._more, self._asked = [], False, None
 
     @collective
     def _end_step(self) -> StepUsage | None:
@@ -531,7 +544,7 @@ class Gradients(ClaimedParameters):
     def _finish(self) -> StepUsage:
         try:
             usage = self._reduce_rest()
-            if usage.settled and self._have_more():
+            if usage.settled and (self._asked or self._ask_for_more()).wait():
                 self._forget_step()
                 usage = self._reduce_rest()
         finally:
@@ -542,13 +555,15 @@ class Gradients(ClaimedParameters):
         return usage
 
     @collective
-    def _have_more(self) -> bool:
-        """Return whether gradients of some rank have come since the step left without them."""
+    def _ask_for_more(self) -> Submission:
+        """Ask whether gradients of some rank have come since the step left without them."""
         more = np.array([self._more], np.int32)
+        channel, buffers = self.buckets.channel, [Buffer.from_array(more)]
         name = f"late gradients of {self.buckets.name}"
-        buffers = [Buffer.from_array(more)]
-        operations.allreduce(self.buckets.channel, buffers, [more.shape], ReduceOp.SUM, name).run()
-        return bool(more[0])
+        asked = operations.allreduce(channel, buffers, [more.shape], ReduceOp.SUM, name)
+        asked.finish = lambda _: bool(more[0])
+        self._asked = asked.start()
+        return asked
 
     @collective
     def _reduce_rest(self) -> StepUsage:
