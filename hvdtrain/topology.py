@@ -71,6 +71,12 @@ def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
     return max(1, affinity // sharing)
 
 
+def fill_cores(ranks: Sequence[RankCores]) -> bool:
+    """Return whether the threads of some ranks of a node take all cores that they may use."""
+    cores = frozenset[int]().union(*(rank.cores for rank in ranks))
+    return sum(rank.threads for rank in ranks) >= len(cores)
+
+
 def count_threads(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> int:
     """Return how many threads this rank computes with: torch's setting, or OMP_NUM_THREADS."""
     if "torch" in modules:

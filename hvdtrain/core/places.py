@@ -133,18 +133,25 @@ class PlacedBucket:
         return Pieces.of(rows)
 
     @collective
-    def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
-        """Overwrite gradients, wherever they lie, with the sum over the ranks."""
+    def reduce(
+        self, prescale: float, postscale: float, everywhere: bool, met: bool = False
+    ) -> None:
+        """Overwrite gradients, wherever they lie, with the sum over the ranks.
+
+        With `met` all ranks have said before where they lie, have this factor, and meet afterwards.
+        """
         places, slices = self._places, self._places.slices
         places.put_prescale(prescale)
-        slices.meet()
+        if not met:
+            slices.meet()
         sources = places.addresses(self._owned)
         targets = self._targets(sources)
         if not everywhere:
             targets = targets[:, [slices.number]]
         rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
-        slices.add_placed(rows, self._buffer.dtype, places.prescales(), postscale)
-        if everywhere:
+        prescales = [prescale] * sources.shape[1] if met else places.prescales()
+        slices.add_placed(rows, self._buffer.dtype, prescales, postscale)
+        if everywhere and not met:
             slices.meet()
 
     def _targets(self, sources: np.typing.NDArray[np.uint64]) -> np.typing.NDArray[np.uint64]:
@@ -201,8 +208,10 @@ class LentBucket(PlacedBucket):
         self._lent[index] = address, offset
 
     @collective
-    def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
-        """Fill the bucket with the sum over the ranks; see PlacedBucket.reduce."""
+    def reduce(
+        self, prescale: float, postscale: float, everywhere: bool, met: bool = False
+    ) -> None:
+        """Fill the bucket with the sum over the ranks; ranks meet, to know where gradients lie."""
         for index in self._extents:
             self._places.put(index, self._lent[index][1] if index in self._lent else None)
         self._places.put_base(self._base)

@@ -71,7 +71,8 @@ class AllreduceExchange(Exchange):
         prescale, postscale = self.factors(info)
         placed = bucket.placed
         if placed is not None and info.whole and info.placed:
-            placed.reduce(prescale, postscale, everywhere=True)
+            met = info.filled and not info.weighted
+            placed.reduce(prescale, postscale, everywhere=True, met=met)
             return
         if placed is not None:  # a joined rank, for example, has buckets only
             placed.gather()

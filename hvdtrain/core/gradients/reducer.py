@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +60,7 @@ def _instead_of_join(exchange: Exchange) -> str:
 
 # Ranks rarely wait longer than this for one another.
 _LISTEN_AFTER_SECONDS = 0.02
+_REST_SECONDS = 1e-3
 
 
 class ReducerContext(Protocol):
@@ -100,7 +101,7 @@ class Reducer:
         numbers: int = 0,
         counted: bool = False,
     ) -> None:
-        self._context = context
+        self._context, self.together = context, False
         self.channel, self.exchange, self.name, self._counted = channel, exchange, name, counted
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams, placed)
@@ -135,15 +136,24 @@ class Reducer:
             partial(self.channel.call_listeners, self.channel.ranks),
         )
 
-    def launch(self) -> bool:
-        """Launch the buckets whose gradients are all ready; return whether to submit the step."""
-        if self.exchange.at_once and not self.step.all_ready:
+    def launch(self, held: bool = False) -> bool:
+        """Launch the buckets whose gradients are all ready; return whether to submit the step.
+
+        If `together`, they are held until all gradients are ready; `held` launches them earlier.
+        """
+        early = not self.step.all_ready
+        if early and (self.exchange.at_once or (not held and self.together and self._is_alone())):
             return False
         self.step.launch_ready()  # in the order of the plan
         if self.step.own is not None or not self.step.launched:
             return False
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
         return self.channel.has_thread or self.step.complete
+
+    def _is_alone(self) -> bool:
+        """Return whether no other plan has buckets for which a rank may wait before these."""
+        plans = [c for c in self._context.channels() if c.parent is not None and not c.unused]
+        return plans == [self.channel]
 
     def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""
@@ -211,11 +221,7 @@ class Reducer:
         future.add_done_callback(lambda _: called.set())
         step.released = called.set
         if not called.wait(_LISTEN_AFTER_SECONDS):
-            listeners = [
-                (channel, partial(missed, self._concerned(channel)))
-                for channel in self._context.channels()
-                if channel is not self.channel
-            ]
+            listeners = self._listeners(missed)
             try:
                 for channel, listener in listeners:
                     channel.listen(listener)
@@ -227,6 +233,35 @@ class Reducer:
             future.result()
         elif step.begun:  # the others may have these results already
             step.reduced[step.begun - 1].result()
+
+    def _listeners(
+        self, missed: Callable[[set[int], Sequence[int]], None]
+    ) -> list[tuple[Channel, Callable[[Sequence[int]], None]]]:
+        return [
+            (channel, partial(missed, self._concerned(channel)))
+            for channel in self._context.channels()
+            if channel is not self.channel
+        ]
+
+    def heard(self, done: Callable[[], bool]) -> bool:
+        """Wait until this is done, or a rank is blocked that may need this one; return whether."""
+        called = threading.Event()
+
+        def missed(concerned: set[int], blocked: Sequence[int]) -> None:
+            if not concerned.isdisjoint(blocked):
+                called.set()
+
+        listeners = self._listeners(missed)
+        try:
+            for channel, listener in listeners:
+                channel.listen(listener)
+            with self.channel.blocked.running():
+                while not done() and not called.wait(_REST_SECONDS):
+                    pass
+        finally:
+            for channel, listener in listeners:
+                channel.unlisten(listener)
+        return done()
 
     def _concerned(self, channel: Channel) -> set[int]:
         """Return the ranks that may delay a bucket while they are blocked in another channel."""

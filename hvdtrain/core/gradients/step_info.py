@@ -63,6 +63,8 @@ class StepInfo:
             used; known at the end of the step, only for an exchange with `checks_finite`.
         whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
         placed: whether every rank says where its gradients lie, and none has joined.
+        filled: whether every rank had filled all buckets before, and none has joined.
+        same_pass: whether every rank was in the same backward pass of the step, or at its end.
         weights: what all ranks compare of their weights, by rank, if it seems to differ.
     """
 
@@ -79,6 +81,8 @@ class StepInfo:
     unused: frozenset[str] = frozenset()
     whole: bool = True
     placed: bool = False
+    filled: bool = False
+    same_pass: bool = True
     weights: Sequence[WeightSums] = ()
 
     @property
@@ -128,17 +132,20 @@ class LocalSteps:
 
 
 @collective
-def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> StepInfo:
+def agree_on_step(
+    own: OwnStep, placed: bool, filled: bool, at: int, communicator: Communicator
+) -> StepInfo:
     """Return what the ranks know together about a step."""
     weight, given = 1.0 if own.weight is None else own.weight, own.weight is not None
     compared = (False, 0.0, 0.0) if own.weights is None else (True, *own.weights.direction)
     known = (
-        *(weight, given, not own.flush, own.local_steps, True, own.number or 0, placed),
-        *compared,
+        *(weight, given, not own.flush, own.local_steps, True, own.number or 0),
+        *(placed, filled, at, at * at, *compared),
     )
     sums = np.array(known, np.float64) * (not own.joined)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
-    total, weighted, others, steps, present, done, all_placed, all_compared, x, y = sums.tolist()
+    total, weighted, others, steps, present, done, *all_of, all_compared, x, y = sums.tolist()
+    same_pass = all_of[2] ** 2 == all_of[3] * present
     size, gathered = communicator.size, list[WeightSums]()
     if own.weights is not None and all_compared == size and may_differ(size, x, y):
         gathered = communicator.gather_objects(own.weights)
@@ -153,7 +160,9 @@ def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> Ste
         local_steps=int(steps),
         scale=own.scale,
         whole=others == size,
-        placed=all_placed == size,
+        placed=all_of[0] == size,
+        filled=all_of[1] == size and same_pass,
+        same_pass=same_pass,
         weights=gathered,
     )
 

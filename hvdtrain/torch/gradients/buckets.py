@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import get_num_threads
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
@@ -29,10 +31,12 @@ from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import usage_length, write_usage
+from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.core.sharding.exchange import ShardedExchange, on_slices, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.streams import HOST, Several, Streams
+from hvdtrain.topology import RankCores, fill_cores
 from hvdtrain.torch.allocator import open_staying
 from hvdtrain.torch.tensors.dynamo import page_lock
 from hvdtrain.torch.tensors.routes import (
@@ -109,6 +113,8 @@ class ParameterBuckets(Reducer):
         self.staying = open_staying(channel, plan, memory, suitable, name)
         reducer = here, channel, exchange, name, plan, *self._divided(plan)
         super().__init__(*reducer, numbers=usage_length(len(parameters)), counted=True)
+        # Ranks whose exchanges differ take part, too.
+        self.together = _go_together(parent, memory) and not shares and exchange.in_place
         if exchange.hierarchical:
             node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
@@ -181,11 +187,12 @@ class ParameterBuckets(Reducer):
         absent: Iterable[int],
         sparse: Iterable[int],
         arrivals: Sequence[int] | None,
+        settled: bool,
     ) -> None:
         """Write what ranks sum in addition to this rank's gradients."""
         named, specs = self.named, self.plan.specs
         self._misfits = {i for i in self._misfits if _spec(*named[i], self._halves) != specs[i]}
-        write_usage(self.numbers, absent, sparse, arrivals, bool(self._misfits))
+        write_usage(self.numbers, absent, sparse, arrivals, bool(self._misfits), settled)
 
     @collective
     def changed_dtypes(self) -> bool:
@@ -562,6 +569,16 @@ def _allocate(
         streams[kind].keep(elements)
         streams[kind].hand_over(elements)
     return memory
+
+
+@collective
+def _go_together(parent: Channel, memory: Mapping[str, Elements]) -> bool:
+    """Return whether a thread that reduces during backward() would only take its core."""
+    slices = parent.communicator.slices()
+    if slices is None or slices.nodes > 1 or set(memory) != {"cpu"}:
+        return False
+    own = RankCores(parent.communicator.rank, frozenset(os.sched_getaffinity(0)), get_num_threads())
+    return fill_cores(allgather_object(own, "cores of a bucket plan", parent))
 
 
 def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:

@@ -70,6 +70,11 @@ class GradientHooks:
         """Whether a backward pass has not ended, or has failed."""
         return self._callback_queued
 
+    @property
+    def quiet(self) -> bool:
+        """Whether a backward pass has not ended, and nothing that it has computed is unreported."""
+        return self._callback_queued and not self._pending
+
     def forget(self) -> None:
         """Discard gradients not reported yet, and what a failed backward pass has left."""
         self._callback_queued = False

@@ -286,6 +286,37 @@ def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
     optimizer.zero_grad()
 
 
+def buckets_of_one_optimizer_go_together_and_others_at_once() -> None:
+    weights = training.zeros(3, 2)
+    optimizer = training.wrapped_sgd(*weights, groups=[[weight] for weight in weights])
+    buckets = training.gradients_of(optimizer).buckets
+    seen: list[int] = []
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(lambda _: seen.append(buckets.step.launched))
+
+    def launched(together: bool, count: int = 3) -> list[int]:
+        """Return how many buckets are launched as each of the first gradients arrives."""
+        optimizer.zero_grad()
+        seen.clear()
+        buckets.together = together
+        used = [weights[i] for bucket in buckets.plan.buckets for i in bucket.parameters][:count]
+        (torch.stack(used).sum() * (hvd.rank() + 1)).backward()
+        for weight in used if buckets.channel.has_thread or count == 3 else ():
+            assert training.grad_of(weight).tolist() == [training.mean_of_ranks()] * 2
+        optimizer.step()
+        return [*seen]
+
+    launched(False)  # the plan follows the order in which they arrive
+    early = launched(False)
+    assert early == [0, 1, 2]
+    # Without a thread for each plan, nothing is reduced before the end in any case.
+    held = [0, 0, 0] if buckets._is_alone() else early
+    assert [launched(True), launched(True, count=2)] == [held, held[:2]]
+    other = training.wrapped_sgd(*training.zeros(1, 2))
+    assert launched(True) == early
+    other.zero_grad()
+
+
 def a_gradient_takes_the_walk_of_the_page() -> None:
     weights = training.zeros(2, 2)
     optimizer = training.wrapped_sgd(*weights)

@@ -2,7 +2,14 @@
 
 import pytest
 
-from hvdtrain.topology import Topology, cpu_threads, format_by_rank, format_ranks
+from hvdtrain.topology import (
+    RankCores,
+    Topology,
+    cpu_threads,
+    fill_cores,
+    format_by_rank,
+    format_ranks,
+)
 
 
 def place(rank: int, nodes: list[int]) -> Topology:
@@ -26,6 +33,25 @@ def test_unequal_nodes_in_any_order() -> None:
 )
 def test_threads(ranks: int, affinity: int, machine: int, threads: int) -> None:
     assert cpu_threads(place(0, [0] * ranks), affinity, machine) == threads
+
+
+@pytest.mark.parametrize(
+    ("bound", "threads", "full"),
+    [
+        (["01", "01"], 1, True),
+        (["0123", "0123"], 1, False),
+        (["0123", "0123"], 2, True),
+        (["0", "1", "2"], 1, True),
+        (["01", "23"], 1, False),
+    ],
+)
+def test_ranks_fill_the_cores_that_any_of_them_may_use(
+    bound: list[str], threads: int, full: bool
+) -> None:
+    ranks = [
+        RankCores(rank, frozenset(map(int, cores)), threads) for rank, cores in enumerate(bound)
+    ]
+    assert fill_cores(ranks) is full
 
 
 def test_messages_list_few_of_hundreds_of_ranks() -> None:
