@@ -103,7 +103,7 @@ class MeetingCommunicator(LocalCommunicator):
         self.group, self.rank, self.size = group, rank, group.size
         self.capabilities = replace(LocalCommunicator.capabilities, concurrent=concurrent)
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:  # type: ignore[override]
+    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         return Started(self, self.group.enter(self.rank, ("start_max", values.size), values))
 
     def allreduce(
