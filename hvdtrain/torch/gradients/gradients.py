@@ -326,6 +326,7 @@ class Gradients(ClaimedParameters):
                 self.buckets.step.sparse[index], gradient = gradient, None
         self.buckets.take(index, gradient)
 
+    @collective
     def _after_backward(self) -> None:
         for each in list(CLAIMS):  # before this rank waits for one of them
             if isinstance(each, Gradients) and (each is self or each._hooks.quiet):

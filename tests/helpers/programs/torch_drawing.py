@@ -144,7 +144,8 @@ def _partial(program: Spec) -> bool:
 def _late(program: Spec) -> bool:
     """Return whether all gradients may be missing on some ranks, or some come late."""
     layers, steps = program["layers"], program["steps"]
-    odd = all("ranks" in x or "steps" in x or x["kind"] in ("frozen", "unused") for x in layers)
+    left_out = ("frozen", "unused")
+    odd = all(x.keys() & {"ranks", "steps", "late"} or x["kind"] in left_out for x in layers)
     odd = odd or any(layer.get("checkpoint") == "reentrant" for layer in layers)
     odd = odd or any(e["kind"] in ("freeze", "add") for s in steps for e in s.get("before", []))
     return odd or any(0 in step["rows"] for step in steps) or "join" in program
