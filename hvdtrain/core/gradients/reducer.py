@@ -142,18 +142,13 @@ class Reducer:
         If `together`, they are held until all gradients are ready; `held` launches them earlier.
         """
         early = not self.step.all_ready
-        if early and (self.exchange.at_once or (not held and self.together and self._is_alone())):
+        if early and (self.exchange.at_once or (self.together and not held)):
             return False
         self.step.launch_ready()  # in the order of the plan
         if self.step.own is not None or not self.step.launched:
             return False
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
         return self.channel.has_thread or self.step.complete
-
-    def _is_alone(self) -> bool:
-        """Return whether no other plan has buckets for which a rank may wait before these."""
-        plans = [c for c in self._context.channels() if c.parent is not None and not c.unused]
-        return plans == [self.channel]
 
     def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""
