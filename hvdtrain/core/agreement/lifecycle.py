@@ -168,9 +168,8 @@ class _View:
         behind = self._names(m for m, count in steps.items() if count == min(steps.values()))
         return (
             f"A step is missing on {behind}: gradients were discarded there by zero_grad() or set "
-            "to None, step() was not called, or it had more backward passes there than elsewhere. "
-            "Let all ranks skip a step or none; a rank whose gradients shall not count sets "
-            "optimizer.sample_weight = 0"
+            "to None, or step() was not called. Let all ranks skip a step or none; a rank whose "
+            "gradients shall not count sets optimizer.sample_weight = 0"
         )
 
     def unmet(self, settled: set[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,7 +60,6 @@ def _instead_of_join(exchange: Exchange) -> str:
 
 # Ranks rarely wait longer than this for one another.
 _LISTEN_AFTER_SECONDS = 0.02
-_REST_SECONDS = 1e-3
 
 
 class ReducerContext(Protocol):
@@ -216,7 +215,11 @@ class Reducer:
         future.add_done_callback(lambda _: called.set())
         step.released = called.set
         if not called.wait(_LISTEN_AFTER_SECONDS):
-            listeners = self._listeners(missed)
+            listeners = [
+                (channel, partial(missed, self._concerned(channel)))
+                for channel in self._context.channels()
+                if channel is not self.channel
+            ]
             try:
                 for channel, listener in listeners:
                     channel.listen(listener)
@@ -228,35 +231,6 @@ class Reducer:
             future.result()
         elif step.begun:  # the others may have these results already
             step.reduced[step.begun - 1].result()
-
-    def _listeners(
-        self, missed: Callable[[set[int], Sequence[int]], None]
-    ) -> list[tuple[Channel, Callable[[Sequence[int]], None]]]:
-        return [
-            (channel, partial(missed, self._concerned(channel)))
-            for channel in self._context.channels()
-            if channel is not self.channel
-        ]
-
-    def heard(self, done: Callable[[], bool]) -> bool:
-        """Wait until this is done, or a rank is blocked that may need this one; return whether."""
-        called = threading.Event()
-
-        def missed(concerned: set[int], blocked: Sequence[int]) -> None:
-            if not concerned.isdisjoint(blocked):
-                called.set()
-
-        listeners = self._listeners(missed)
-        try:
-            for channel, listener in listeners:
-                channel.listen(listener)
-            with self.channel.blocked.running():
-                while not done() and not called.wait(_REST_SECONDS):
-                    pass
-        finally:
-            for channel, listener in listeners:
-                channel.unlisten(listener)
-        return done()
 
     def _concerned(self, channel: Channel) -> set[int]:
         """Return the ranks that may delay a bucket while they are blocked in another channel."""

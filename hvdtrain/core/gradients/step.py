@@ -28,14 +28,14 @@ from hvdtrain.types import ReduceOp
 
 def unused_names(names: Sequence[str], sums: Sequence[int]) -> frozenset[str]:
     """Return the names of the parameters for which no rank had a gradient, if ranks told."""
-    if len(sums) != usage_length(len(names)) or not sums[-3]:  # none has called write_usage()
+    if len(sums) != usage_length(len(names)) or not sums[-2]:  # none has called write_usage()
         return frozenset()
     return frozenset(name for name, count in zip(names, sums, strict=False) if not count)
 
 
 def usage_length(parameters: int) -> int:
     """Return the length of the array for this number of parameters."""
-    return 3 * parameters + 3
+    return 3 * parameters + 2
 
 
 def write_usage(
@@ -44,16 +44,15 @@ def write_usage(
     sparse: Iterable[int],
     arrivals: Sequence[int] | None,
     outdated: bool,
-    settled: bool,
 ) -> None:
-    used, kinds, positions = np.split(numbers[:-3], 3)
+    used, kinds, positions = np.split(numbers[:-2], 3)
     used[:] = 1
     used[list(absent)] = 0
     kinds[list(sparse)] = 1
     if arrivals is not None:
         positions[:] = len(positions)
         positions[arrivals] = range(len(arrivals))
-    numbers[-3:] = 1, outdated, settled
+    numbers[-2:] = 1, outdated
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class StepUsage:
     positions: list[int]
     present: int
     outdated: int
-    settled: int  # ranks that left gradients out when a pass ended, which may have come later
 
     @property
     def unused(self) -> frozenset[int]:
@@ -75,11 +73,9 @@ class StepUsage:
     @classmethod
     def from_sums(cls, numbers: list[int]) -> StepUsage:
         """Split the summed array into its parts."""
-        *lists, present, outdated, settled = numbers
+        *lists, present, outdated = numbers
         count = len(lists) // 3
-        return cls(
-            lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated, settled
-        )
+        return cls(lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated)
 
     @property
     def with_dense(self) -> frozenset[int]:
@@ -193,8 +189,6 @@ class GradientStep(Operation):
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
         self.progress = BucketProgress(len(buffers))
-        self._executing = False
-        self.late: frozenset[int] = frozenset()  # left as they were, when a pass ended
         self._certain = 0  # number of buckets of which this rank knows that all have filled them
         self._changed = threading.Condition()
         self._marks: list[Mark] = []
@@ -252,35 +246,6 @@ class GradientStep(Operation):
             self._filled += [time.perf_counter()] * (last - first)
             self._changed.notify()
 
-    def settle(self, fill: Callable[[], Iterable[int]]) -> bool:
-        """Let `fill` take what there is of late gradients, which may yet come; return whether.
-
-        Not once ranks have begun the step in different passes: some may take another one.
-        """
-        with self._changed:
-            if self.info is not None and not self.info.same_pass:
-                return False
-            self.late = frozenset(fill())
-        return True
-
-    def reopen(self, begun: bool = False) -> bool:
-        """Take back that late gradients are ready, unless ranks have begun; return whether."""
-        assert self._plan is not None
-        with self._changed:
-            if not self.late:
-                return True
-            if self._executing and not begun:
-                return False
-            between = self.progress.between and begun
-            self.progress = replace(self.progress, filled=0, between=between)
-            self._marks, self._filled = [], []
-            for index in self.late:
-                self._missing[self._plan.bucket_of[index]] += 1
-                self.arrivals.remove(index)
-            self.late = frozenset()
-            self.released()
-        return True
-
     def end_pass(self) -> None:
         with self._changed:
             self.progress = self.progress.end_pass()
@@ -317,12 +282,8 @@ class GradientStep(Operation):
     def execute(self, communicator: Communicator) -> None:
         communicators = communicators_of(communicator, self._exchange.hierarchical)
         assert self.own is not None
-        with self._changed:
-            self._executing, complete = True, self.complete
-            at = self.progress.passes + (not self.progress.between)
-        self.info = info = agree_on_step(self.own, any(self._placed), complete, at, communicator)
-        if not info.same_pass:
-            self.reopen(begun=True)
+        placed, complete = any(self._placed), self.complete
+        self.info = info = agree_on_step(self.own, placed, complete, communicator)
         if info.filled:
             self._certain = len(self._buffers)
         marks: list[Mark] = []
@@ -384,10 +345,8 @@ class GradientStep(Operation):
     @collective
     def _await_bucket(self, number: int, communicator: Communicator) -> Mark:
         rest = _FIRST_REST_SECONDS
-        assert self.info is not None
-        # The first one is filled when a step is submitted, or soon, by the program alone; but for
-        # one that was taken back.
-        while self._certain <= number and (number or not self.info.same_pass):
+        # The first one is filled when a step is submitted, or soon, by the program alone.
+        while self._certain <= number and number:
             verdict = self._vote(communicator)
             self._certain = verdict.certain
             if verdict.missed:

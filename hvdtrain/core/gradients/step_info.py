@@ -64,7 +64,6 @@ class StepInfo:
         whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
         placed: whether every rank says where its gradients lie, and none has joined.
         filled: whether every rank had filled all buckets before, and none has joined.
-        same_pass: whether every rank was in the same backward pass of the step, or at its end.
         weights: what all ranks compare of their weights, by rank, if it seems to differ.
     """
 
@@ -82,7 +81,6 @@ class StepInfo:
     whole: bool = True
     placed: bool = False
     filled: bool = False
-    same_pass: bool = True
     weights: Sequence[WeightSums] = ()
 
     @property
@@ -132,20 +130,17 @@ class LocalSteps:
 
 
 @collective
-def agree_on_step(
-    own: OwnStep, placed: bool, filled: bool, at: int, communicator: Communicator
-) -> StepInfo:
+def agree_on_step(own: OwnStep, placed: bool, filled: bool, communicator: Communicator) -> StepInfo:
     """Return what the ranks know together about a step."""
     weight, given = 1.0 if own.weight is None else own.weight, own.weight is not None
     compared = (False, 0.0, 0.0) if own.weights is None else (True, *own.weights.direction)
     known = (
         *(weight, given, not own.flush, own.local_steps, True, own.number or 0),
-        *(placed, filled, at, at * at, *compared),
+        *(placed, filled, *compared),
     )
     sums = np.array(known, np.float64) * (not own.joined)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
     total, weighted, others, steps, present, done, *all_of, all_compared, x, y = sums.tolist()
-    same_pass = all_of[2] ** 2 == all_of[3] * present
     size, gathered = communicator.size, list[WeightSums]()
     if own.weights is not None and all_compared == size and may_differ(size, x, y):
         gathered = communicator.gather_objects(own.weights)
@@ -161,8 +156,7 @@ def agree_on_step(
         scale=own.scale,
         whole=others == size,
         placed=all_of[0] == size,
-        filled=all_of[1] == size and same_pass,
-        same_pass=same_pass,
+        filled=all_of[1] == size,
         weights=gathered,
     )
 

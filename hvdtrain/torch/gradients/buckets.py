@@ -187,12 +187,11 @@ class ParameterBuckets(Reducer):
         absent: Iterable[int],
         sparse: Iterable[int],
         arrivals: Sequence[int] | None,
-        settled: bool,
     ) -> None:
         """Write what ranks sum in addition to this rank's gradients."""
         named, specs = self.named, self.plan.specs
         self._misfits = {i for i in self._misfits if _spec(*named[i], self._halves) != specs[i]}
-        write_usage(self.numbers, absent, sparse, arrivals, bool(self._misfits), settled)
+        write_usage(self.numbers, absent, sparse, arrivals, bool(self._misfits))
 
     @collective
     def changed_dtypes(self) -> bool:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import context, operations
-from hvdtrain.core.agreement.channel import Submission
+from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import replan, take_layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -92,17 +89,12 @@ class Gradients(ClaimedParameters):
         self._nested = False  # a backward pass within another one has ended in this step
         self._removed: set[int] = set()  # taken, and removed by the program before their reduction
         self._versions: list[int] = []  # of parameters, if some have gradients not reduced yet
-        self._passes_ended = 0  # of the program's step
-        self._usual_passes = 0  # of its last step; 0 before the first one
-        self._absent: list[int] = []  # when the step left without them
-        self._more = False  # gradients have come since
-        self._asked: Submission | None = None  # whether that is so on any rank
-        self._ended: StepUsage | None = None  # of a step that has ended with a pass
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
         self.steps = 0
         self._told = False  # that weights differ
+        self._warned = False  # that gradients were changed too early
         super().__init__(optimizer, named, settings)
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -183,8 +175,6 @@ class Gradients(ClaimedParameters):
                 self.buckets.note_misfit(index)
             if self._settings.sharded:
                 self.buckets.look(self._complete(), index)
-            if index in self.buckets.step.late and not self.buckets.step.reopen():
-                self._await_settled()
             if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
@@ -212,9 +202,7 @@ class Gradients(ClaimedParameters):
                 if torch.is_grad_enabled() and _is_known_zero(gradient):
                     self._zeros.add(index)
             else:
-                if index in step.late:
-                    self._more = True  # ranks reduce once more when the step ends
-                elif self.buckets.exchange.at_once and not in_compiled_backward():
+                if self.buckets.exchange.at_once and not in_compiled_backward():
                     self._held.append(index)
                 else:
                     self._accept(index, incoming)
@@ -241,10 +229,10 @@ class Gradients(ClaimedParameters):
         if self.buckets.launch(held):
             self.buckets.submit(self._own)
 
-    def _write_usage(self, absent: Sequence[int], settled: bool = False) -> None:
+    def _write_usage(self, absent: Sequence[int]) -> None:
         step = self.buckets.step
         arrivals = None if self.plan_is_final else step.arrivals
-        self.buckets.write_usage([*absent, *self._removed], step.sparse, arrivals, settled)
+        self.buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
 
     def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
         """Return whether a gradient was taken in this step, dropped, and computed again."""
@@ -326,27 +314,20 @@ class Gradients(ClaimedParameters):
                 self.buckets.step.sparse[index], gradient = gradient, None
         self.buckets.take(index, gradient)
 
-    @collective
     def _after_backward(self) -> None:
-        for each in list(CLAIMS):  # before this rank waits for one of them
-            if isinstance(each, Gradients) and (each is self or each._hooks.quiet):
-                each._end_pass()
+        self._end_pass()
+        if not in_nested_backward():
+            for other in list(CLAIMS):  # before this rank waits for one of them
+                if isinstance(other, Gradients) and other._hooks.quiet:
+                    other._end_pass()
         local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
         self._versions = self._parameter_versions() if local else []
         reduced = self.buckets.end_pass()
         self._deliver(reduced)
-        if reduced == len(self.buckets.buffers):
-            self._give_absent()
-        # Else another rank needs this one before.
-        if self._more and self._asked is None and self.buckets.heard(self._ask_for_more().done):
-            with self._lock:
-                self._ended = self._finish()
-            self._absent = [i for i, p in enumerate(self.parameters) if p.grad is None]
-            return
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self.buckets.step.launched
             self.buckets.lend(self.plan.buckets[reduced:launched])
-        if self._settings.sharded:
+        if self._settings.sharded or local:
             self.buckets.note(self._complete())
 
     def _end_pass(self) -> None:
@@ -354,48 +335,10 @@ class Gradients(ClaimedParameters):
             if self._pass_ended:
                 return
             self._accept_held()
-            self._pass_ended = True
-            nested = in_nested_backward()
-            self._nested = self._nested or nested
-            self._passes_ended += not nested
-            last = self._passes_ended >= (self._usual_passes or self.passes)
-            # What ranks have summed cannot be summed again if another pass brings the rest.
-            average = self._settings.op is ReduceOp.AVERAGE and not self._settings.sharded
-            if last and average and not nested and self.complete:
-                self._settle()
-            elif not self.buckets.step.complete:
+            if not self.buckets.step.complete:
                 self._launch(held=True)
-
-    def _settle(self) -> None:
-        """Let the step leave without the gradients that this pass has not brought."""
-        step = self.buckets.step
-        if not step.complete:
-            step.settle(partial(self._fill_rest, settled=True))
-            if self.buckets.launch(held=True):
-                self.buckets.submit(self._own)
-
-    def _await_settled(self) -> None:
-        """Wait for the results of a step that has left, to which a gradient adds."""
-        step = self.buckets.step
-        step.added.result()
-        step.wait(len(self.buckets.buffers))
-        self._deliver(len(self.plan.buckets))
-        self._give_absent(adds=True)
-
-    def _give_absent(self, adds: bool = False) -> None:
-        """Set, or add to, the gradients that this rank had not when a step left."""
-        if not self._absent:
-            return
-        self.buckets.step.added.result()  # it follows the last bucket
-        usage = StepUsage.from_sums(self.buckets.numbers.tolist())
-        for index in usage.with_dense.intersection(self._absent):
-            own = self.parameters[index].grad
-            if own is None or adds:
-                self.buckets.give([index])
-                average = self.parameters[index].grad
-                if own is not None and average is not None:
-                    self.parameters[index].grad = own + average
-        self._absent = [i for i in self._absent if self.parameters[i].grad is None]
+            self._pass_ended = True
+            self._nested = self._nested or in_nested_backward()
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -437,15 +380,15 @@ class Gradients(ClaimedParameters):
         with self._lock:
             if self._all_dropped():
                 self._start_over()
-            # By the program.
-            given = any(self.parameters[index].grad is not None for index in self._absent)
-            self._more |= given and not self.buckets.step.reopen()
         self._check_weight()
+        changed, late = None, list[int]()
+        if self._versions and not (self._settings.sharded or self._warned):
+            changed = self.buckets.changed(self._complete())
+            late = [
+                i for b in self.plan.buckets[self.buckets.step.launched :] for i in b.parameters
+            ]
         arrived = list(self.buckets.step.passes)
-        ended, self._ended = self._ended, None
-        usage = self._end_step() if self.open or given or ended is None else ended
-        self._absent = []
-        self._usual_passes, self._passes_ended = self._passes_ended, 0
+        usage = self._end_step()
         self.buckets.count_step()
         self.steps += 1
         self.used = () if usage is None else usage.used
@@ -453,6 +396,19 @@ class Gradients(ClaimedParameters):
             self.check_kept(self.used)
         if usage is not None:
             self._check_removed(arrived, usage)
+            used = next((i for i in late if usage.used[i]), None)
+            if changed is not None and used is not None:
+                self._warn_of_changes(changed, used)
+
+    def _warn_of_changes(self, changed: int, late: int) -> None:
+        self._warned = True
+        warnings.warn(
+            f"the gradient of {self._named[changed][0]!r} was changed after backward(), when ranks "
+            f"had not averaged that of {self._named[late][0]!r} yet, because some had none: they "
+            "may train different models. Call optimizer.synchronize() before you change gradients, "
+            "and step() within `with optimizer.skip_synchronize():`",
+            stacklevel=2,
+        )
 
     def note_removed(self) -> None:
         """Note which results the program does not step on; ranks compare that in the next step."""
@@ -491,7 +447,6 @@ class Gradients(ClaimedParameters):
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self.buckets.forget_changes()
         self.whole = True
-        self._passes_ended, self._ended = 0, None
 
     @collective
     def spread(self) -> None:
@@ -531,7 +486,6 @@ class Gradients(ClaimedParameters):
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
-        self._absent, self._more, self._asked = [], False, None
 
     @collective
     def _end_step(self) -> StepUsage | None:
@@ -545,9 +499,6 @@ class Gradients(ClaimedParameters):
     def _finish(self) -> StepUsage:
         try:
             usage = self._reduce_rest()
-            if usage.settled and (self._asked or self._ask_for_more()).wait():
-                self._forget_step()
-                usage = self._reduce_rest()
         finally:
             self._forget_step()
         if self.buckets.sharded is None:  # a shared step uses them, too
@@ -556,22 +507,20 @@ class Gradients(ClaimedParameters):
         return usage
 
     @collective
-    def _ask_for_more(self) -> Submission:
-        """Ask whether gradients of some rank have come since the step left without them."""
-        more = np.array([self._more], np.int32)
-        channel, buffers = self.buckets.channel, [Buffer.from_array(more)]
-        name = f"late gradients of {self.buckets.name}"
-        asked = operations.allreduce(channel, buffers, [more.shape], ReduceOp.SUM, name)
-        asked.finish = lambda _: bool(more[0])
-        self._asked = asked.start()
-        return asked
-
-    @collective
     def _reduce_rest(self) -> StepUsage:
         self._accept_held()  # of a backward pass that has failed
         step = self.buckets.step
-        self._fill_rest()
-        absent = [i for i in self._absent if self.parameters[i].grad is None]
+        # Not by counting passes: a gradient that could not be taken has all of them.
+        ready = set(step.arrivals)
+        late = [i for i in range(len(self.parameters)) if i not in ready]
+        absent = [i for i in late if self.parameters[i].grad is None]
+        self._take_again()
+        for index in late:
+            self._take(index)
+        if late and not step.complete:
+            self._write_usage(absent)
+            for index in late:
+                self.buckets.step.ready(index)
         usage = StepUsage.from_sums(self.buckets.finish(self._own))
         self.info = info = step.info
         assert info is not None
@@ -581,23 +530,6 @@ class Gradients(ClaimedParameters):
         self._deliver(len(self.plan.buckets))
         self._give(usage, absent, step.sparse)
         return usage
-
-    def _fill_rest(self, settled: bool = False) -> list[int]:
-        """Fill the buckets that lack gradients; return those that were late."""
-        step = self.buckets.step
-        # Not by counting passes: a gradient that could not be taken has all of them.
-        ready = set(step.arrivals)
-        late = [i for i in range(len(self.parameters)) if i not in ready]
-        if late:
-            self._absent = [i for i in late if self.parameters[i].grad is None]
-        self._take_again()
-        for index in late:
-            self._take(index)
-        if late and not step.complete:
-            self._write_usage(self._absent, settled)
-            for index in late:
-                step.ready(index)
-        return late
 
     @collective
     def _give(

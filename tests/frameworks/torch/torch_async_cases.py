@@ -20,7 +20,6 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.exchange import FilledBucket
-from hvdtrain.types import ReduceOp
 
 TIMES = count()
 
@@ -315,11 +314,9 @@ def reduced_buckets(optimizer: hvd.DistributedOptimizer) -> int:
     return number
 
 
-def two_buckets(
-    process_set: hvd.ProcessSet, op: ReduceOp = hvd.Average
-) -> tuple[list[torch.nn.Parameter], Any]:
+def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
     weights = zeros(2, 2, dtype=torch.float32)
-    return weights, wrapped_sgd(*weights, groups=2, process_set=process_set, op=op)
+    return weights, wrapped_sgd(*weights, groups=2, process_set=process_set)
 
 
 def backward_waits_for_results_that_others_have_already() -> None:
@@ -331,8 +328,7 @@ def backward_waits_for_results_that_others_have_already() -> None:
 
 
 def _waits_for_results_of(late: int) -> None:
-    # Sums, unlike averages, wait for the step with what a backward pass leaves out.
-    weights, optimizer = two_buckets(hvd.global_process_set, hvd.Sum)
+    weights, optimizer = two_buckets(hvd.global_process_set)
     queue, told, returned = context.current().world.queue, threading.Event(), threading.Event()
     call_listeners, reduce = queue.call_listeners, AllreduceExchange.reduce
 
@@ -357,8 +353,7 @@ def _waits_for_results_of(late: int) -> None:
         hvd.allreduce(torch.ones(1), name="after backward")
     assert reduced == late + 1
     optimizer.step()
-    total = hvd.size() * (hvd.size() + 1) / 2
-    torch.testing.assert_close(weights[1].detach(), torch.full((2,), -total))
+    torch.testing.assert_close(weights[1].detach(), torch.full((2,), -(hvd.size() + 1) / 2))
 
 
 def backward_goes_on_waiting_while_only_ranks_outside_its_process_set_are_blocked() -> None:
@@ -426,15 +421,14 @@ def backward_waits_for_no_bucket_that_another_rank_fills_only_later() -> None:
     n = hvd.size()
     if n == 1 or not hvd.mpi_threads_supported():
         return
-    weights, optimizer = two_buckets(hvd.global_process_set, hvd.Sum)
-    over = new_file("over")
+    (weights, optimizer), over = two_buckets(hvd.global_process_set), new_file("over")
     (weights[1] if hvd.rank() == 1 else weights[0] + weights[1]).sum().backward()
-    assert grad_of(weights[1]).tolist() == [n, n]
+    assert grad_of(weights[1]).tolist() == [1.0, 1.0]
     if hvd.rank() == 0:
         over.touch()
     wait_for([over])
     optimizer.step()
-    assert weights[0].tolist() == [1.0 - n] * 2
+    assert torch.allclose(weights[0], torch.full((2,), -(n - 1) / n))
 
 
 def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:

@@ -135,17 +135,9 @@ def _compile(program: Spec) -> None:
 
 def _partial(program: Spec) -> bool:
     """Return whether a gradient may be missing on some ranks, or come late."""
-    layers = program["layers"]
+    layers, steps = program["layers"], program["steps"]
     odd = any(k in layer for k in ("ranks", "steps") for layer in layers)
     odd = odd or any(layer["kind"] in ("tied", "frozen", "unused") for layer in layers)
-    return odd or _late(program)
-
-
-def _late(program: Spec) -> bool:
-    """Return whether all gradients may be missing on some ranks, or some come late."""
-    layers, steps = program["layers"], program["steps"]
-    left_out = ("frozen", "unused")
-    odd = all(x.keys() & {"ranks", "steps", "late"} or x["kind"] in left_out for x in layers)
     odd = odd or any(layer.get("checkpoint") == "reentrant" for layer in layers)
     odd = odd or any(e["kind"] in ("freeze", "add") for s in steps for e in s.get("before", []))
     return odd or any(0 in step["rows"] for step in steps) or "join" in program
@@ -239,8 +231,7 @@ def _settle(d: Draw, program: Spec) -> None:
     skipped = False
     # Whether backward() may return before all gradients are reduced: it does while another rank
     # waits for this one in another operation.
-    early = partial if program["mode"] == "sum" else _late(program)
-    early = early or program.get("sharded") or len(program["optimizers"]) > 1
+    early = partial or program.get("sharded") or len(program["optimizers"]) > 1
     for step in steps:
         # What is not linear needs all gradients reduced.
         nonlinear = ("clip" in step and step["clip"] != "own") or "scaler" in program
