@@ -238,7 +238,11 @@ class MpiCommunicator(Communicator):
         member = self.rank in ranks
         if self._failures is None:
             # All know the ranks, which MPI_Comm_split would gather from all.
-            comm = cast("MPI.Intracomm", self._comm.Create(self._comm.Get_group().Incl(ranks)))
+            whole = self._comm.Get_group()
+            group = whole.Incl(ranks)
+            comm = cast("MPI.Intracomm", self._comm.Create(group))
+            group.Free()
+            whole.Free()
         elif list(ranks) == list(range(self.size)):
             comm = self._failures.duplicate(self._comm)
         else:
