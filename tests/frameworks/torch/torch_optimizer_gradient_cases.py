@@ -345,7 +345,7 @@ def changes_before_an_average_are_told() -> None:
     optimizer = training.wrapped_sgd(*weights)
     for step, early in enumerate((False, True, True)):
         optimizer.zero_grad()
-        torch.stack(weights[: 2 if hvd.rank() == 0 else 1]).sum().backward()
+        torch.stack([*weights[: 2 if hvd.rank() == 0 else 1]]).sum().backward()
         if not early:
             optimizer.synchronize()
         with warnings.catch_warnings(record=True) as caught:
