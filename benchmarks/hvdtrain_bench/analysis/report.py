@@ -189,7 +189,8 @@ def _roofline(case: Case) -> str:
     return (
         f"an average reads and writes {_MEGA * gradients:.0f} MB on each rank, in at least "
         f"{time_text(2 * gradients / rate)} at {_GIGA * rate:.1f} GB/s, as all ranks copy at once; "
-        f"{HVDTRAIN} adds {time_text(added)} to a step"
+        f"{HVDTRAIN} takes {time_text(abs(added))} {'more' if added > 0 else 'less'} than "
+        f"{NO_COMMUNICATION}"
     )
 
 
