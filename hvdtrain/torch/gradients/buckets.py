@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import get_num_threads
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
@@ -576,7 +575,8 @@ def _go_together(parent: Channel, memory: Mapping[str, Elements]) -> bool:
     slices = parent.communicator.slices()
     if slices is None or slices.nodes > 1 or set(memory) != {"cpu"}:
         return False
-    own = RankCores(parent.communicator.rank, frozenset(os.sched_getaffinity(0)), get_num_threads())
+    cores = frozenset(os.sched_getaffinity(0))
+    own = RankCores(parent.communicator.rank, cores, torch.get_num_threads())
     return fill_cores(allgather_object(own, "cores of a bucket plan", parent))
 
 
