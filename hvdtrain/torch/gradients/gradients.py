@@ -318,7 +318,7 @@ class Gradients(ClaimedParameters):
         self._end_pass()
         if not in_nested_backward():
             for other in list(CLAIMS):  # before this rank waits for one of them
-                if isinstance(other, Gradients) and other._hooks.quiet:
+                if isinstance(other, Gradients) and other._hooks.all_reported:
                     other._end_pass()
         local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
         self._versions = self._parameter_versions() if local else []

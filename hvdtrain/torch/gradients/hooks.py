@@ -71,8 +71,8 @@ class GradientHooks:
         return self._callback_queued
 
     @property
-    def quiet(self) -> bool:
-        """Whether a backward pass has not ended, and nothing that it has computed is unreported."""
+    def all_reported(self) -> bool:
+        """Whether a backward pass has not ended, and all that it has computed is reported."""
         return self._callback_queued and not self._pending
 
     def forget(self) -> None:
