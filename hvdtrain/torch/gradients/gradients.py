@@ -84,7 +84,8 @@ class Gradients(ClaimedParameters):
         # Gradients of which some backward passes are missing.
         self._partial: weakref.WeakValueDictionary[int, torch.Tensor]
         self._partial = weakref.WeakValueDictionary()
-        self._zeros: set[int] = set()  # of these, those that are zero and have a graph
+        # With create_graph autograd makes new sums: what they are of, and its version.
+        self._summands: dict[int, tuple[torch.Tensor, int]] = {}
         self._pass_ended = False  # and no gradient has arrived since
         self._nested = False  # a backward pass within another one has ended in this step
         self._removed: set[int] = set()  # taken, and removed by the program before their reduction
@@ -197,10 +198,8 @@ class Gradients(ClaimedParameters):
                 gradient = self.parameters[index].grad
                 assert gradient is not None
                 self._partial[index] = gradient
-                # With create_graph autograd makes new sums, which equal what is added to zeros.
-                self._zeros.discard(index)
-                if torch.is_grad_enabled() and _is_known_zero(gradient):
-                    self._zeros.add(index)
+                if torch.is_grad_enabled():
+                    self._summands[index] = gradient.detach(), gradient._version
             else:
                 if self.buckets.exchange.at_once and not in_compiled_backward():
                     self._held.append(index)
@@ -237,14 +236,15 @@ class Gradients(ClaimedParameters):
     def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
         """Return whether a gradient was taken in this step, dropped, and computed again."""
         passes, gradient = self.buckets.step.passes, self.parameters[index].grad
+        before = self._summands.pop(index, None)
         assert gradient is not None
         if passes.get(index, 0) < self.passes:
             if index in passes and self._partial.get(index) is not gradient:
                 # Unless the program has replaced it, it has dropped the passes before this one.
                 # The host does not wait for a device to find that out.
                 new = _is_new if gradient.is_cpu else _is_same
-                added = torch.is_grad_enabled() and index in self._zeros
-                passes[index] *= added or not new(gradient, incoming)
+                if new(gradient, incoming) and not _is_sum(gradient, before, incoming):
+                    passes[index] = 0
             return False
         returns = not self._is_taken(index) or _is_new(gradient, incoming)
         if self._settings.sharded or self._settings.op is not ReduceOp.AVERAGE:
@@ -599,13 +599,6 @@ def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
     return gradient.data_ptr() == incoming.data_ptr()
 
 
-def _is_known_zero(gradient: torch.Tensor) -> bool:
-    """Return whether a gradient is zero, as far as the host knows without waiting for a device."""
-    if gradient.is_sparse or not gradient.is_cpu:
-        return not gradient.numel()
-    return not gradient.any()
-
-
 def _is_new(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
     """Return whether a gradient is what autograd has just added, so that it was none or zero."""
     if incoming is None or gradient.is_sparse or incoming.is_sparse:
@@ -613,3 +606,14 @@ def _is_new(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
     return _is_same(gradient, incoming) or bool(
         torch.isclose(gradient, incoming, rtol=0, atol=0, equal_nan=True).all()
     )
+
+
+def _is_sum(
+    gradient: torch.Tensor,
+    before: tuple[torch.Tensor, int] | None,
+    incoming: torch.Tensor | None,
+) -> bool:
+    """Return whether a gradient may be a sum, although it equals what was added: 0 + x, NaN + x."""
+    if before is None or incoming is None or before[0]._version != before[1]:
+        return False
+    return _is_new(gradient, incoming.detach() + before[0])

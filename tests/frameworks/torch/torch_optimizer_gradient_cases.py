@@ -1,6 +1,7 @@
 """Where gradients lie and how they travel: buckets, types, engine memory, sparse ones."""
 
 import gc
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -179,14 +180,21 @@ def gradients_come_back_to_engine_memory() -> None:
         assert weight.tolist() == [-(mean + 0.5) * (step + 1)] * 3
 
 
-def gradients_with_a_graph_that_are_added_to_zeros() -> None:
-    """Such a sum equals what was added, but both passes count, and backward() averages."""
-    for other in (torch.ones(0), torch.ones(3)):  # the first gradient of the latter is zero
+def gradients_with_a_graph_that_equal_their_last_summand() -> None:
+    """All passes count, and backward() averages: zeros, NaN and tiny numbers are gradients, too."""
+    first = hvd.rank() == 0  # a loss scaler meets numbers that are not finite on one rank alone
+    nan = math.nan if first else 1.0
+    for other, factors in (
+        (torch.ones(0), (0.0, 1.0)),
+        (torch.ones(3), (0.0, 1.0)),
+        (torch.ones(3), (nan, nan)),
+        (torch.ones(3), (1e-30, 1.0)),
+    ):
         weights = [torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(other)]
         plain = torch.optim.SGD(weights, lr=0.1)
         optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
-        for number in range(2):
-            loss = weights[0].square() * (hvd.rank() + 1) + number * weights[1].sum()
+        for factor in factors:
+            loss = weights[0].square() * (hvd.rank() + 1) + factor * weights[1].sum()
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the cycle
                 loss.backward(create_graph=True)
         assert weights[0].grad is not None
