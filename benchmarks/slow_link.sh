@@ -46,7 +46,8 @@ cat > "$work/agent" << AGENT
 while [[ \$1 == -* ]]; do shift; done
 node=\$1
 shift
-export TMPDIR="$work"
+export TMPDIR="$work/\$node.files"
+mkdir -p "\$TMPDIR"
 exec unshare --pid --fork --kill-child --mount-proc "$work/node" "\$node" "\$*"
 AGENT
 chmod +x "$work/node" "$work/agent"
