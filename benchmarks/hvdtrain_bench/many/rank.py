@@ -49,17 +49,17 @@ def main(folder: str, end: str) -> None:
     _stage(notes, "process set", lambda: add_process_set(range(0, here.size, 2)))
     notes |= {"node": here.node, **_held()}
     _sum()  # all are here
-    if end != STALLS:
-        file.write_text(json.dumps(notes), encoding="ascii")
-        _sum()  # the launcher ends all once one is killed
-        if last:
-            notes["killed at"] = time.time()
-            file.write_text(json.dumps(notes), encoding="ascii")
-            os.kill(os.getpid(), signal.SIGKILL)
-    notes["waits since"] = 0.0 if last else time.time()
-    while last and not Path(folder, REPORTED).exists():
-        time.sleep(_POLL_SECONDS)
     try:
+        if end != STALLS:
+            file.write_text(json.dumps(notes), encoding="ascii")
+            _sum()  # the launcher ends all once one is killed, which others may wait for here
+            if last:
+                notes["killed at"] = time.time()
+                file.write_text(json.dumps(notes), encoding="ascii")
+                os.kill(os.getpid(), signal.SIGKILL)
+        notes["waits since"] = 0.0 if last else time.time()
+        while last and not Path(folder, REPORTED).exists():
+            time.sleep(_POLL_SECONDS)
         _sum(LATE)
     except RanksLostError:
         _stage(notes, "recovery", context.recover)
