@@ -2,7 +2,7 @@
 # Flax 0.12.8, webdataset 1.0.2, TensorStore 0.1.86: arrays in the other byte order come back with scrambled numbers.
 #
 # Seen with flax 0.12.8, webdataset 1.0.2, tensorstore 0.1.86, numpy 2.4.6, Python 3.11, on little-endian machines: numpy
-# keeps the byte order of what it reads, and MNIST's files, FITS, netCDF 3 and many HDF5 files are
+# keeps the byte order of what it reads, and MNIST's files, FITS and netCDF 3 are
 # big-endian; sums and comparisons do not show it. Flax's msgpack_serialize, the .ten entries of webdataset and
 # tensorstore.array take the array's bytes, but not their order: 1.0 is read back as 4.6e-41, and the
 # int32 1 as 16777216, without a warning. A scaler's means or labels in a checkpoint, and samples in shards, are
