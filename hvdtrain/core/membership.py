@@ -28,8 +28,8 @@ from hvdtrain.topology import Topology, format_ranks
 from hvdtrain.types import DType, ReduceOp
 
 if TYPE_CHECKING:  # what few jobs use is imported where it is used
-    from hvdtrain.core.gradients.bucket_size import BucketSize
     from hvdtrain.core.gradients.exchange import Exchange
+    from hvdtrain.core.gradients.plan import BucketSize
     from hvdtrain.core.recruiter import Recruiter
     from hvdtrain.core.timeline.flight import FlightRecord, History
     from hvdtrain.core.timeline.recorder import Recorder
@@ -88,7 +88,7 @@ def _exchange(zeros: Zeros) -> Exchange:
         from hvdtrain.core.exchanges.half import HalfExchange
 
         return HalfExchange.answering(zeros)
-    from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+    from hvdtrain.core.gradients.exchange import AllreduceExchange
 
     return AllreduceExchange.answering(zeros)
 

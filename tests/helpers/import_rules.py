@@ -49,7 +49,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("recruiter", "membership", "", "arrays"),
     ],
     "torch": [
-        *("tensors", "compression", "operations", "allocator", "gradients"),
+        *("compression", "operations", "allocator", "gradients"),
         *("kernel_step", "sharding", "", "elastic"),
     ],
     "tensorflow": [
