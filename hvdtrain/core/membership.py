@@ -18,8 +18,8 @@ from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
-from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
-from hvdtrain.core.collectives.gathers import split
+from hvdtrain.core.allreduce import PLANS, Allreduce
+from hvdtrain.core.gathers import split
 from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
@@ -452,7 +452,7 @@ def open_context(
     config = replace(config, min_ranks=least, max_ranks=most)
     chosen = communicator
     if in_order:
-        from hvdtrain.core.collectives.ordered import OrderedCommunicator
+        from hvdtrain.core.ordered import OrderedCommunicator
 
         chosen = OrderedCommunicator(communicator)
     channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)

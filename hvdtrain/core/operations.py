@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import context
+from hvdtrain.core import context, gathers
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.collectives import gathers
-from hvdtrain.core.collectives.allreduce import AllreducePlan, PlannedAllreduce
+from hvdtrain.core.allreduce import AllreducePlan, PlannedAllreduce
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 

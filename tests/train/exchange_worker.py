@@ -33,7 +33,7 @@ from weight_exchange_cases import WEIGHT_CASES
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.allreduce import adasum
+from hvdtrain.core.allreduce import adasum
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp

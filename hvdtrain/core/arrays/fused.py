@@ -31,7 +31,7 @@ from hvdtrain.core.arrays.collectives import (
     wire_type,
 )
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
-from hvdtrain.core.collectives.gathers import allocate_if
+from hvdtrain.core.gathers import allocate_if
 from hvdtrain.core.gradient_settings import GradientSettings, group_indices
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo

@@ -18,7 +18,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.collectives.gathers import allocate
+from hvdtrain.core.gathers import allocate
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 

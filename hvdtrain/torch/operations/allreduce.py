@@ -28,12 +28,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.allreduce import (
-    PLANS,
-    AllreducePlan,
-    PlannedAllreduce,
-    keep_plan,
-)
+from hvdtrain.core.allreduce import PLANS, AllreducePlan, PlannedAllreduce, keep_plan
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.operations import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.process_set import (

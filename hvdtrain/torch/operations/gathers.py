@@ -11,8 +11,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel, Submission
-from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gathers import rows_of_rank
 from hvdtrain.core.operations import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.compression import Compression

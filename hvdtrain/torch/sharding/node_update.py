@@ -23,7 +23,7 @@ from hvdtrain.core.sharding.segments import Quantity
 from hvdtrain.core.update_kernel import Form, KernelRule, KernelStep, Scales
 from hvdtrain.engines.communicator import Slices
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
+from hvdtrain.torch.buckets import ParameterBuckets
 from hvdtrain.torch.kernel_step import STATES, TYPES, find_form, kernel_rule
 from hvdtrain.torch.operations.parts import parameters_of
 from hvdtrain.torch.operations.routes import from_buffer

@@ -16,7 +16,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.streams import HOST
-from hvdtrain.torch.gradients import buckets
+from hvdtrain.torch import buckets
 from hvdtrain.torch.operations import routes as torch_routes
 
 # torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not

@@ -18,7 +18,7 @@ from hvdtrain.core.compression import Compressor
 from hvdtrain.core.sharding import exchange
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
-from hvdtrain.torch.gradients import gradients
+from hvdtrain.torch import gradients
 from hvdtrain.torch.operations.routes import streams_of
 
 Case = Callable[[], None]

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import Named, ParameterBuckets, ParameterSettings
+from hvdtrain.torch.buckets import Named, ParameterBuckets, ParameterSettings
 from hvdtrain.torch.operations.dynamo import disable_compile, in_compiled_backward
 from hvdtrain.torch.operations.watched_models import (
     CLAIMS,

@@ -25,13 +25,13 @@ from hvdtrain.core.membership import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.parameters import ClaimedParameters
+from hvdtrain.torch.buckets import Named, ParameterSettings
+from hvdtrain.torch.gradients import Gradients
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.operations.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.operations.routes import is_communicated
 from hvdtrain.torch.operations.watched_models import find_others, monitor
+from hvdtrain.torch.parameters import ClaimedParameters
 from hvdtrain.types import ReduceOp
 
 # Number of a parameter, and name of a tensor of its state.
