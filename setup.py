@@ -91,13 +91,13 @@ setup(
     ext_modules=[
         kernel("hvdtrain.engines.shared_memory._node_kernel"),
         kernel("hvdtrain.core.exchanges._codes_kernel"),
-        kernel("hvdtrain.core.sharding._update_kernel"),
+        kernel("hvdtrain.core._update_kernel"),
     ],
     package_data={
         "hvdtrain": [
             *("py.typed", "compiled/*.h", "engines/shared_memory/*.c"),
-            *("engines/shared_memory/*/*.h", "core/exchanges/*.c", "core/sharding/*.c"),
-            *("core/*.h", "launch/*.toml"),
+            *("engines/shared_memory/*/*.h", "core/exchanges/*.c"),
+            *("core/*.c", "core/*.h", "launch/*.toml"),
             *("torch/*.cpp", "tensorflow/*.cpp"),
         ],
         "hvdtrain_bench": ["compare/*.html", "compare/*.css"],

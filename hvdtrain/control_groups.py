@@ -90,7 +90,7 @@ class Memory:
 
 def find_memory() -> Memory:
     """Return the memory of the machine and of this process's control groups."""
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
     fields = dict(line.split(":", 1) for line in text.splitlines())
     machine, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     limit, room = memory_limit(own_groups()) or (machine, free)

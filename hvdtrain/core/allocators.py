@@ -25,7 +25,7 @@ from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
 from hvdtrain.compiled import find_compiler
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.gathers import allocate_if
+from hvdtrain.core.gathers import allocate_if
 from hvdtrain.core.places import GradientPlaces
 from hvdtrain.engines.communicator import Slices
 from hvdtrain.errors import UsageError

@@ -12,19 +12,17 @@ from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import allocators, context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.gradients.bucket_size import (
-    BucketSize,
-    choose_bucket_size,
-    measuring,
-    size_text,
-)
 from hvdtrain.core.gradients.plan import (
     STEP,
     BucketPlan,
+    BucketSize,
     ParameterSpec,
+    choose_bucket_size,
     first_difference,
     make_plan,
+    measuring,
     plan_of_layout,
+    size_text,
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import PlacedBucket

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.collectives.allreduce import PLANS
+from hvdtrain.core.allreduce import PLANS
 from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,

@@ -18,8 +18,8 @@ from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
-from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
-from hvdtrain.core.collectives.gathers import split
+from hvdtrain.core.allreduce import PLANS, Allreduce
+from hvdtrain.core.gathers import split
 from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
@@ -28,8 +28,8 @@ from hvdtrain.topology import Topology, format_ranks
 from hvdtrain.types import DType, ReduceOp
 
 if TYPE_CHECKING:  # what few jobs use is imported where it is used
-    from hvdtrain.core.gradients.bucket_size import BucketSize
     from hvdtrain.core.gradients.exchange import Exchange
+    from hvdtrain.core.gradients.plan import BucketSize
     from hvdtrain.core.recruiter import Recruiter
     from hvdtrain.core.timeline.flight import FlightRecord, History
     from hvdtrain.core.timeline.recorder import Recorder
@@ -88,7 +88,7 @@ def _exchange(zeros: Zeros) -> Exchange:
         from hvdtrain.core.exchanges.half import HalfExchange
 
         return HalfExchange.answering(zeros)
-    from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+    from hvdtrain.core.gradients.exchange import AllreduceExchange
 
     return AllreduceExchange.answering(zeros)
 
@@ -452,7 +452,7 @@ def open_context(
     config = replace(config, min_ranks=least, max_ranks=most)
     chosen = communicator
     if in_order:
-        from hvdtrain.core.collectives.ordered import OrderedCommunicator
+        from hvdtrain.core.ordered import OrderedCommunicator
 
         chosen = OrderedCommunicator(communicator)
     channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)

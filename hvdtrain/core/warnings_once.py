@@ -12,7 +12,7 @@ from hvdtrain.core.agreement.channel import Channel
 if TYPE_CHECKING:
     from hvdtrain.core.gradients.communicators import Communicators
     from hvdtrain.core.gradients.exchange import Exchange
-    from hvdtrain.core.gradients.weight_check import WeightSums
+    from hvdtrain.core.gradients.step_info import WeightSums
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -37,7 +37,7 @@ def note_one_node(exchange: Exchange, communicators: Communicators) -> None:
 
 def note_differences(weights: Sequence[WeightSums], channel: Channel, at: str) -> bool:
     """Log which weights of the ranks of a channel differ, if any do; return whether."""
-    from hvdtrain.core.gradients.weight_check import describe_differences
+    from hvdtrain.core.gradients.step_info import describe_differences
 
     found = describe_differences(weights, channel.ranks)
     if found and channel.communicator.rank == 0:

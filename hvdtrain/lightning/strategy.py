@@ -28,8 +28,8 @@ from hvdtrain.lightning.environment import (
     weight_of,
 )
 from hvdtrain.torch.functions import broadcast_module
+from hvdtrain.torch.operations.parts import parameters_of
 from hvdtrain.torch.sync_batch_norm import count_batches
-from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
 
 __all__ = ["HvdStrategy"]

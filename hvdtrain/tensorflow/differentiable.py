@@ -16,9 +16,9 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
-from hvdtrain.core.collectives.gathers import rows_of_rank
+from hvdtrain.core.gathers import rows_of_rank
+from hvdtrain.core.operations import check_has_gradient
 from hvdtrain.core.process_set import ProcessSet, can_lose_ranks, require_process_set
 from hvdtrain.tensorflow.graph import NUMBER, ArrayFunction, automatic_name, call_on_arrays
 from hvdtrain.types import ReduceOp

@@ -16,7 +16,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.saved_model import save_context
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.gradients.weight_check import MOST_ELEMENTS, WeightSums, sum_weights
+from hvdtrain.core.gradients.step_info import MOST_ELEMENTS, WeightSums, sum_weights
 from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 
 F = TypeVar("F", bound=Callable[..., object])

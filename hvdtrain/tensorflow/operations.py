@@ -26,8 +26,8 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import context, horovod_api, operations
-from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.tensorflow import differentiable
 from hvdtrain.tensorflow.compression import Compression

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.collective import collective
+from hvdtrain.core.gradient_settings import sample_weight_of
 from hvdtrain.core.process_set import global_process_set, stays_alone
-from hvdtrain.core.sample_weights import sample_weight_of
 from hvdtrain.tensorflow.graph import do_not_convert
 from hvdtrain.tensorflow.operations import allreduce
 from hvdtrain.tensorflow.optimizer import is_tf_keras

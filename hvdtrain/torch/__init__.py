@@ -47,7 +47,6 @@ from hvdtrain.torch.operations.gathers import (
     sparse_allreduce_async,
 )
 from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
-from hvdtrain.torch.tensors import wrappers as _wrappers  # noqa: F401  # sees them from now on
 
 if TYPE_CHECKING:
     from hvdtrain.torch import elastic

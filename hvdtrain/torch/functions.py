@@ -18,15 +18,15 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.operations.gathers import broadcast_async_
-from hvdtrain.torch.tensors.parts import (
+from hvdtrain.torch.operations.parts import (
     describe_tensor,
     is_expanded,
     parameters_of,
     parts_of,
     require_values,
 )
+from hvdtrain.torch.operations.watched_models import monitor
 
 __all__ = [
     "allgather_object",

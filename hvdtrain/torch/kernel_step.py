@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from hvdtrain.core.sharding.kernel import (
+from hvdtrain.core.update_kernel import (
     KINDS,
     Form,
     KernelRule,
@@ -22,8 +22,8 @@ from hvdtrain.core.sharding.kernel import (
     TensorSteps,
     load_kernel,
 )
-from hvdtrain.torch.operations import divergence
-from hvdtrain.torch.tensors.routes import is_dense
+from hvdtrain.torch.operations import watched_models
+from hvdtrain.torch.operations.routes import is_dense
 
 # The state that the kernel changes for each element, in its order.
 STATES: Mapping[type, tuple[str, ...]] = {
@@ -280,7 +280,7 @@ def _is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether nothing else happens in step() than in torch's own."""
     # That of broadcast_parameters() does nothing for wrapped optimizers.
     after = torch_optimizer._global_optimizer_post_hooks.values()
-    others = any(getattr(hook, "__module__", None) != divergence.__name__ for hook in after)
+    others = any(getattr(hook, "__module__", None) != watched_models.__name__ for hook in after)
     own = optimizer.__dict__
     if optimizer.defaults.get("differentiable"):
         return False

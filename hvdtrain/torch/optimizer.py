@@ -13,9 +13,7 @@ import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.compression import Compressor
-from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradient_settings import (
     Groups,
     check_groups,
@@ -24,16 +22,18 @@ from hvdtrain.core.gradient_settings import (
     choose_groups,
 )
 from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.reducer import SavedExchange
+from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.torch.buckets import ParameterSettings
 from hvdtrain.torch.compression import Compression
-from hvdtrain.torch.gradients.buckets import ParameterSettings
-from hvdtrain.torch.gradients.exchanged import Exchanged
-from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.exchanged import Exchanged
+from hvdtrain.torch.gradients import Gradients
 from hvdtrain.torch.kernel_step import KernelSteps
-from hvdtrain.torch.operations.divergence import warn_of_torch_layers
+from hvdtrain.torch.operations.dynamo import disable_compile
+from hvdtrain.torch.operations.parts import check_reduced, name_parameters, parameters_of
+from hvdtrain.torch.operations.watched_models import warn_of_torch_layers
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper, is_of_torch, loss_of_all_ranks
-from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
 
 if TYPE_CHECKING:

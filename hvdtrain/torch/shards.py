@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from hvdtrain.core import context
-from hvdtrain.core.collectives.ordered import branch
+from hvdtrain.core.ordered import branch
 from hvdtrain.errors import UsageError
 
 Gradients = list[torch.Tensor | None]

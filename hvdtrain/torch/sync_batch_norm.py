@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hvdtrain.core.gradient_settings import sample_weight_of
 from hvdtrain.core.process_set import global_process_set
-from hvdtrain.core.sample_weights import sample_weight_of
 from hvdtrain.torch.operations.allreduce import allreduce_handle
 from hvdtrain.torch.operations.gathers import allgather_handle
 from hvdtrain.types import ReduceOp

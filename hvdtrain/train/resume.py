@@ -16,7 +16,7 @@ import numpy as np
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.gradients.bucket_size import BucketSize
+from hvdtrain.core.gradients.plan import BucketSize
 from hvdtrain.core.membership import Context
 from hvdtrain.errors import UsageError, nearest_name
 from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report

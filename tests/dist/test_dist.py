@@ -24,11 +24,11 @@ pytestmark = pytest.mark.wheel
 KERNELS = {
     "hvdtrain/engines/shared_memory/_node_kernel.abi3.so",
     "hvdtrain/core/exchanges/_codes_kernel.abi3.so",
-    "hvdtrain/core/sharding/_update_kernel.abi3.so",
+    "hvdtrain/core/_update_kernel.abi3.so",
 }
 # The kernels as ranks load them, and the one that is a module too.
 LOADED = """
-import hvdtrain.core.exchanges.codes as codes, hvdtrain.core.sharding.kernel as update
+import hvdtrain.core.exchanges.codes as codes, hvdtrain.core.update_kernel as update
 import hvdtrain.engines.shared_memory.kernel as node
 print([kernel is not None for kernel in (
     codes.load_kernel(), update.load_kernel(), node.load_kernel(), node.load_calls())])

@@ -19,7 +19,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.collectives.gathers import allocate
+from hvdtrain.core.gathers import allocate
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
 

@@ -52,7 +52,8 @@ def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
 # Frees by another handle: for a moment this one is neither valid nor null.
 FREED = """
 from mpi4py import MPI
-from hvdtrain.engines.mpi.failures import MpiFailures, free_comm
+from hvdtrain.engines.mpi.failures import MpiFailures
+from hvdtrain.engines.mpi.flat import free_comm
 class Freed(MPI.Intracomm):
     def Free(self):
         MPI.Intracomm(self).Free()

@@ -44,13 +44,13 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("exits", "tuning", "agreement", "collectives", "timeline", "stall", "places"),
-        *("allocators", "gradients", "exchanges", "sharding"),
+        *("exits", "tuning", "agreement", "ordered", "allreduce", "gathers"),
+        *("timeline", "stall", "places", "allocators", "gradients", "exchanges", "sharding"),
         *("recruiter", "membership", "", "arrays"),
     ],
     "torch": [
-        *("tensors", "compression", "operations", "allocator", "gradients"),
-        *("kernel_step", "sharding", "", "elastic"),
+        *("compression", "operations", "allocator", "buckets", "parameters", "gradients"),
+        *("exchanged", "kernel_step", "sharding", "", "elastic"),
     ],
     "tensorflow": [
         *("allocator", "graph", "compression", "differentiable", "operations", "gradients", "")

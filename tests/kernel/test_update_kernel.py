@@ -11,10 +11,10 @@ import pytest
 from coded_rows import LENGTHS, coded, rows_of_all_kinds
 from compiling import LEVELS, compile_library, supports
 
+from hvdtrain.core import update_kernel as kernel
 from hvdtrain.core.exchanges import codes
 from hvdtrain.core.exchanges.codes import BITS
-from hvdtrain.core.sharding import kernel
-from hvdtrain.core.sharding.kernel import KINDS, Form, KernelRule, KernelStep
+from hvdtrain.core.update_kernel import KINDS, Form, KernelRule, KernelStep
 
 SOURCE = Path(kernel.__file__).with_name("update_kernel.c")
 RULES = [

@@ -9,8 +9,8 @@ from compiling import run_watched
 
 import hvdtrain.engines.shared_memory.kernel as node
 from hvdtrain.compiled import KernelError
+from hvdtrain.core import update_kernel as update
 from hvdtrain.core.exchanges import codes
-from hvdtrain.core.sharding import kernel as update
 
 HERE = Path(__file__).parent
 NODE, CODES, UPDATE = (

@@ -15,7 +15,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.collectives.ordered import OrderedCommunicator
+from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.engines.shared_memory.node_group import NodeGroup
 from hvdtrain.types import ReduceOp

@@ -29,14 +29,13 @@ from exchanging import (
 from forced_costs import SLOW, forced_costs
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
-from hvdtrain.core.gradients.exchange import Exchange, StepInfo
+from hvdtrain.core.gradients.exchange import AllreduceExchange, Exchange, StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.types import DType, ReduceOp
 

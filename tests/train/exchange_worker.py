@@ -33,13 +33,12 @@ from weight_exchange_cases import WEIGHT_CASES
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.allreduce import adasum
+from hvdtrain.core.allreduce import adasum
 from hvdtrain.core.exchanges.adasum import AdasumExchange
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import AllreduceExchange, FilledBucket, StepInfo
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ranks import launch, run_ranks
 
-from hvdtrain.core.collectives.ordered import branch, tree_sum
+from hvdtrain.core.ordered import branch, tree_sum
 
 WORKER = Path(__file__).with_name("train_worker.py")
 # The last one has none, to show that it is they which matter.

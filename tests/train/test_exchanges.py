@@ -34,7 +34,7 @@ from ranks import report
 from hvdtrain.core import context
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.arrays.fused import exchange_fused
-from hvdtrain.core.gradients.bucket_size import BucketSize
+from hvdtrain.core.gradients.plan import BucketSize
 from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.train.run import weights_digest
 digests, size = [], None

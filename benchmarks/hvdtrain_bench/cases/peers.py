@@ -21,7 +21,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core import context
-from hvdtrain.core.collectives.ordered import OrderedCommunicator
+from hvdtrain.core.ordered import OrderedCommunicator
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.shared_memory.kernel import load_kernel

@@ -17,7 +17,7 @@ from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.torch.tensors.routes import as_buffer
+from hvdtrain.torch.operations.routes import as_buffer
 from hvdtrain.types import DType
 from hvdtrain_bench.cases.checked import sum_contender
 from hvdtrain_bench.cases.models import MODELS, Trainer, bare, first_weights

@@ -34,8 +34,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.measured_costs import rehearse, small
-from hvdtrain.core.gradients.bucket_size import fit_cost
-from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.gradients.plan import ParameterSpec, fit_cost
 from hvdtrain.types import DType
 from hvdtrain_bench.harness.settings import SHARDED, period_of
 

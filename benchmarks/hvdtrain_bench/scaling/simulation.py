@@ -17,7 +17,7 @@ from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, Stopwatch
 from hvdtrain.core.agreement.lifecycle import last_to_join
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.allreduce import Allreduce
 from hvdtrain.core.membership import Context, answer_with_zeros
 from hvdtrain.core.recovery import open_next
 from hvdtrain.core.stall import StallSettings, StallWarnings, StallWatch, Wait, pending_on

@@ -25,16 +25,11 @@ from hvdtrain.core.allocators import (
     open_places,
     suitable_slices,
 )
-from hvdtrain.core.arguments import op_on_wire
+from hvdtrain.core.allreduce import PLANS, AllreducePlan, PlannedAllreduce, keep_plan
 from hvdtrain.core.bucket_plans import placed_buckets
-from hvdtrain.core.collectives.allreduce import (
-    PLANS,
-    AllreducePlan,
-    PlannedAllreduce,
-    keep_plan,
-)
-from hvdtrain.core.collectives.gathers import rows_of_rank
+from hvdtrain.core.gathers import rows_of_rank
 from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.operations import op_on_wire
 from hvdtrain.core.places import GradientPlaces, LentBucket
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.types import DType, ReduceOp

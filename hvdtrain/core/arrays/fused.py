@@ -31,7 +31,7 @@ from hvdtrain.core.arrays.collectives import (
     wire_type,
 )
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
-from hvdtrain.core.collectives.gathers import allocate_if
+from hvdtrain.core.gathers import allocate_if
 from hvdtrain.core.gradient_settings import GradientSettings, group_indices
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
@@ -43,8 +43,7 @@ from hvdtrain.core.gradients.plan import (
     memory_bytes,
 )
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.gradients.step_info import OwnStep
-from hvdtrain.core.gradients.weight_check import WeightSums, is_due
+from hvdtrain.core.gradients.step_info import OwnStep, WeightSums, is_due
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.warnings_once import note_differences, note_one_node

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Zeros
-from hvdtrain.core.collectives.allreduce import adasum
-from hvdtrain.core.exchanges.state import ParameterState
+from hvdtrain.core.allreduce import adasum
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan

@@ -11,7 +11,6 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_count
 from hvdtrain.core.exchanges.costs import (
     Chosen,
     Measured,
@@ -28,11 +27,13 @@ from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
     Exchange,
     ExchangeState,
     FilledBucket,
     Kind,
     StepInfo,
+    check_count,
     parse_exchange,
 )
 from hvdtrain.core.gradients.plan import BucketPlan

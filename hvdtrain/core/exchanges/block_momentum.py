@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvdtrain.core.exchanges.allreduce import check_momentum, check_positive
-from hvdtrain.core.exchanges.state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -18,6 +17,8 @@ from hvdtrain.core.gradients.exchange import (
     Kind,
     LocalSteps,
     StepInfo,
+    check_momentum,
+    check_positive,
     parse_inner_state,
 )
 from hvdtrain.types import ReduceOp

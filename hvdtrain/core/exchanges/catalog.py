@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hvdtrain.core.exchanges.adasum import AdasumExchange
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
@@ -15,7 +14,13 @@ from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeOption, options_of, parse_exchange
+from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
+    Exchange,
+    ExchangeOption,
+    options_of,
+    parse_exchange,
+)
 
 # The options in text are the arguments of these classes that are numbers, text or bool.
 EXCHANGES: Mapping[str, type[Exchange]] = {

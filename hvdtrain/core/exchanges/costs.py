@@ -28,10 +28,9 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.gradients.bucket_size import AllreduceCost, size_text
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.core.gradients.plan import AllreduceCost, Bucket, BucketPlan, size_text
 
 
 @dataclass(frozen=True, eq=False)

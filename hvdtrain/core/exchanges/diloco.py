@@ -15,17 +15,12 @@ import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like_shape
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.allreduce import (
-    AllreduceExchange,
-    check_count,
-    check_momentum,
-    check_positive,
-)
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
-from hvdtrain.core.exchanges.state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
     Exchange,
     ExchangeState,
     FilledBucket,
@@ -33,6 +28,9 @@ from hvdtrain.core.gradients.exchange import (
     Kind,
     LocalSteps,
     StepInfo,
+    check_count,
+    check_momentum,
+    check_positive,
     parse_inner_state,
 )
 from hvdtrain.core.gradients.plan import BucketPlan

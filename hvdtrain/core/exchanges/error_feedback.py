@@ -10,7 +10,7 @@ import numpy as np
 from hvdtrain.arrays import Array, buffer_of, concatenate, elements_of, zeros_like
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,

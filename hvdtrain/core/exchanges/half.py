@@ -12,9 +12,8 @@ from hvdtrain.arrays import Array, HostArray, buffer_of, elements_of, is_tensor,
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Zeros
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators, slice_bounds
-from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import AllreduceExchange, Exchange, FilledBucket, StepInfo
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_count
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
     Exchange,
     ExchangeState,
     FilledBucket,
     Kind,
     LocalSteps,
     StepInfo,
+    check_count,
     parse_inner_state,
 )
 from hvdtrain.types import ReduceOp

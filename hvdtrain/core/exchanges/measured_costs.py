@@ -18,10 +18,16 @@ from hvdtrain.arrays import elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.costs import Measured, as_in_steps
-from hvdtrain.core.gradients.bucket_size import AllreduceCost, fit_cost, measure_allreduces
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
+from hvdtrain.core.gradients.plan import (
+    AllreduceCost,
+    Bucket,
+    BucketPlan,
+    ParameterSpec,
+    fit_cost,
+    measure_allreduces,
+)
 from hvdtrain.engines.communicator import Capabilities, Communicator
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp

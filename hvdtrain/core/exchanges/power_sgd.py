@@ -12,10 +12,16 @@ import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like, like_shape, namespace
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.allreduce import check_count, check_positive
 from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.exchanges.state import ParameterState
-from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, ParameterSlice, StepInfo
+from hvdtrain.core.exchanges.parameter_state import ParameterState
+from hvdtrain.core.gradients.exchange import (
+    ExchangeState,
+    FilledBucket,
+    ParameterSlice,
+    StepInfo,
+    check_count,
+    check_positive,
+)
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 

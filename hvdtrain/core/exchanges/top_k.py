@@ -20,11 +20,10 @@ from hvdtrain.arrays import (
     zeros_like,
 )
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.allreduce import check_momentum
 from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.exchanges.state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators, gather
-from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
+from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo, check_momentum
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType

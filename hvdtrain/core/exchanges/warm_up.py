@@ -8,15 +8,16 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.agreement.operation import AgreedError
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_count
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
     Exchange,
     ExchangeState,
     FilledBucket,
     Kind,
     LocalSteps,
     StepInfo,
+    check_count,
 )
 from hvdtrain.core.gradients.plan import BucketPlan
 

@@ -11,9 +11,8 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation, Request, Work
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import AllreduceExchange, FilledBucket, StepInfo
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator, Slices, aligned_bounds
 from hvdtrain.types import DType, ReduceOp
@@ -144,6 +143,27 @@ class ShardedExchange(AllreduceExchange):
         else:
             sum_slice(self.slices, bucket.buffer, bucket.placed, self.factors(info))
 
+    def on_slices(
+        self,
+        buckets: Sequence[tuple[Buffer, PlacedBucket | None]],
+        name: str,
+        scales: tuple[float, float] | None = None,
+    ) -> Operation:
+        """Return the operation in which each rank sums its slice of some buckets.
+
+        Without factors each slice is copied from its owner to all ranks that it was reduced for.
+        """
+
+        def work(communicator: Communicator) -> None:
+            for buffer, placed in buckets:
+                if scales is not None:
+                    sum_slice(self.slices, buffer, placed, scales)
+                else:
+                    self.slices.spread(buffer) if placed is None else placed.spread()
+
+        kind = "spread" if scales is None else "sum slices"
+        return Work(Request(kind, name, (("buffers", str(len(buckets))),)), work)
+
     def zeros(self, kinds: Sequence[tuple[int, DType]]) -> None:  # type: ignore[override]
         return None
 
@@ -157,25 +177,3 @@ def sum_slice(
         slices.reduce(buffer, *scales)
     else:
         placed.reduce(*scales, everywhere=False)
-
-
-def on_slices(
-    buckets: Sequence[tuple[Buffer, PlacedBucket | None]],
-    slices: OwnedSlices,
-    name: str,
-    scales: tuple[float, float] | None = None,
-) -> Operation:
-    """Return the operation in which each rank sums its slice of some buckets.
-
-    Without factors each slice is copied from its owner to all ranks that it was reduced for.
-    """
-
-    def work(communicator: Communicator) -> None:
-        for buffer, placed in buckets:
-            if scales is not None:
-                sum_slice(slices, buffer, placed, scales)
-            else:
-                slices.spread(buffer) if placed is None else placed.spread()
-
-    kind = "spread" if scales is None else "sum slices"
-    return Work(Request(kind, name, (("buffers", str(len(buckets))),)), work)

@@ -11,8 +11,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.gathers import allocate
+from hvdtrain.core.allreduce import Allreduce
+from hvdtrain.core.gathers import allocate
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
 from hvdtrain.engines.communicator import Communicator, Slices
 from hvdtrain.types import ReduceOp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -21,17 +21,22 @@ from hvdtrain.engines.communicator import (
     Slices,
     VotedReduction,
 )
-from hvdtrain.engines.mpi.failures import (
-    CHECK_SECONDS,
-    MpiFailures,
+from hvdtrain.engines.mpi.flat import (
+    MPI_OPS,
+    MPI_TYPES,
+    FlatMpi,
+    GpuMpi,
     duplicate_comm,
     free_comm,
+    memory,
 )
-from hvdtrain.engines.mpi.flat import MPI_OPS, MPI_TYPES, FlatMpi, GpuMpi, memory
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, NodeSlices, open_hierarchy
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, NodeVotedReduction, open_node_group
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.engines.mpi.failures import MpiFailures
 
 
 class MpiPointToPoint(PointToPoint):
@@ -129,7 +134,7 @@ class MpiCommunicator(Communicator):
                 # Any MPI call detects that mpirun has ended.
                 self._node_group = open_node_group(*terms, comm.Iprobe)
             else:
-                self._node_group = open_node_group(*terms, failures.check, CHECK_SECONDS)
+                self._node_group = open_node_group(*terms, failures.check, failures.check_seconds)
         else:
             self._hierarchy = open_hierarchy(comm, nodes, kernel, failures)
 

@@ -6,7 +6,6 @@ import atexit
 import importlib.util
 import os
 import re
-import secrets
 import sys
 import traceback
 import warnings
@@ -78,13 +77,12 @@ def _join(
     config: Config,
     open_on: Callable[[EngineWorld], EngineWorld],
 ) -> EngineWorld:
-    from hvdtrain.engines.mpi.failures import open_among_survivors, tolerates_failures
-    from hvdtrain.engines.mpi.joining import enter
+    from hvdtrain.engines.mpi.flat import tolerates_failures
 
     def open_with(failures: MpiFailures) -> EngineWorld:
         nonlocal config  # the next rank 0 has that of this one
         world = failures.duplicate(failures.comm)
-        config, failures.name = world.bcast((config, secrets.token_hex(8)))
+        config, failures.name = world.bcast((config, os.urandom(8).hex()))
         opened = _open(MPI, world, library, config, failures)
         try:
             return open_on(opened)
@@ -94,6 +92,9 @@ def _join(
             raise
 
     if tolerates_failures():
+        from hvdtrain.engines.mpi.failures import open_among_survivors
+        from hvdtrain.engines.mpi.joining import enter
+
         joint = enter()
         opened = open_among_survivors(MPI.COMM_WORLD if joint is None else joint, open_with)
         return replace(opened, joined=joint is not None)
@@ -171,7 +172,7 @@ def _thread_level(MPI: ModuleType) -> int:
 def _finalize(MPI: ModuleType, process_id: int) -> None:
     if os.getpid() != process_id or MPI.Is_finalized():
         return
-    from hvdtrain.engines.mpi.failures import tolerates_failures
+    from hvdtrain.engines.mpi.flat import tolerates_failures
 
     # MPI_Finalize waits for all ranks, at times forever after one has ended. Where failures are
     # tolerated, mpirun takes a rank that leaves it out for one that has ended well.

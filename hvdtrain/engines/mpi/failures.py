@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -29,8 +28,7 @@ from hvdtrain.errors import ExcludedError, PeerFailureError, RanksLostError, Sys
 from hvdtrain.topology import format_ranks
 
 _OF_OPEN_MPI = "/dev/shm/sm_segment."
-
-
+_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 # How long the smaller side lets others be first.
 _MINORITY_SECONDS = 0.3
 
@@ -59,24 +57,6 @@ def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> 
             f"[rank {before.rank}/{before.size}] connections to other ranks were closed, and they "
             f"continued without {format_ranks(ranks)}: this process ends"
         )
-
-
-# How often a rank that waits in shared memory looks for failures.
-CHECK_SECONDS = 0.1
-
-# MPI_FT of Open MPI's mpi.h, a key that mpi4py does not name.
-_FAULT_TOLERANT = 12
-
-_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-
-
-def tolerates_failures() -> bool:
-    """Return whether ranks can continue when another ends, as under mpirun --with-ft ulfm."""
-    name, version = MPI.get_vendor()
-    if name != "Open MPI" or version < (5,):
-        return False
-    address = MPI.COMM_WORLD.Get_attr(_FAULT_TOLERANT)
-    return isinstance(address, int) and ctypes.c_int.from_address(address).value != 0
 
 
 @collective
@@ -120,6 +100,9 @@ def open_among_survivors(
 class MpiFailures(Failures):
     """The ranks of a world that have ended."""
 
+    # How often a rank that waits in shared memory looks for failures.
+    check_seconds = 0.1
+
     def __init__(
         self, comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
     ) -> None:
@@ -138,7 +121,7 @@ class MpiFailures(Failures):
         """
         made: MPI.Intracomm | None = None
         try:
-            made = _split(parent, color, key)
+            made = cast("MPI.Intracomm", parent.Split(color, key))
         except MPI.Exception as error:
             if not isinstance(self.explained(error), RanksLostError):
                 raise
@@ -200,7 +183,7 @@ class MpiFailures(Failures):
             nonlocal checked
             if request.Test():
                 return True
-            if time.monotonic() - checked > CHECK_SECONDS:
+            if time.monotonic() - checked > self.check_seconds:
                 checked = time.monotonic()
                 self._unfinished = request, flag  # MPI may still write into it
                 self.check()
@@ -247,32 +230,3 @@ class MpiFailures(Failures):
         who = f"{format_ranks(ranks)} ended" if ranks else "a rank has ended"
         title = f"[rank {self.comm.rank}/{self.comm.size}]"
         return RanksLostError(f"{title} {who}: look for its own message", ranks)
-
-
-@collective
-def split_comm(
-    failures: MpiFailures | None, comm: MPI.Intracomm, color: int, key: int
-) -> MPI.Intracomm:
-    """Split a communicator, in the way that suits the world."""
-    return _split(comm, color, key) if failures is None else failures.split(comm, color, key)
-
-
-@collective
-def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Duplicate a communicator, in the way that suits the world."""
-    return comm.Dup() if failures is None else failures.duplicate(comm)
-
-
-@collective
-def free_comm(failures: MpiFailures | None, comm: MPI.Comm) -> None:
-    """Free a communicator that is not null, in the way that suits the world."""
-    if comm == MPI.COMM_NULL:
-        return
-    if failures is None:
-        comm.Free()
-    else:
-        failures.free(comm)
-
-
-def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
-    return cast("MPI.Intracomm", comm.Split(color, key))

@@ -1,4 +1,4 @@
-"""Collectives of MPI itself, without a hierarchy of nodes, on host and on GPU memory."""
+"""MPI itself: its communicators, and collectives without a hierarchy, on host and GPU memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.engines.mpi.failures import MpiFailures
 
 # Arithmetic for half types and bool differs between MPI libraries.
 MPI_TYPES: dict[DType, MPI.Datatype] = {
@@ -46,6 +50,46 @@ def memory(buffer: Buffer) -> MPI.buffer:
 def typed(buffer: Buffer) -> list[object]:
     """Return the [memory, count, datatype] of a buffer for a reduction."""
     return [memory(buffer), buffer.count, MPI_TYPES[buffer.dtype]]
+
+
+# MPI_FT of Open MPI's mpi.h, a key that mpi4py does not name.
+_FAULT_TOLERANT = 12
+
+
+def tolerates_failures() -> bool:
+    """Return whether ranks can continue when another ends, as under mpirun --with-ft ulfm."""
+    name, version = MPI.get_vendor()
+    if name != "Open MPI" or version < (5,):
+        return False
+    address = MPI.COMM_WORLD.Get_attr(_FAULT_TOLERANT)
+    return isinstance(address, int) and ctypes.c_int.from_address(address).value != 0
+
+
+@collective
+def split_comm(
+    failures: MpiFailures | None, comm: MPI.Intracomm, color: int, key: int
+) -> MPI.Intracomm:
+    """Split a communicator, in the way that suits the world."""
+    if failures is None:
+        return cast("MPI.Intracomm", comm.Split(color, key))
+    return failures.split(comm, color, key)
+
+
+@collective
+def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Duplicate a communicator, in the way that suits the world."""
+    return comm.Dup() if failures is None else failures.duplicate(comm)
+
+
+@collective
+def free_comm(failures: MpiFailures | None, comm: MPI.Comm) -> None:
+    """Free a communicator that is not null, in the way that suits the world."""
+    if comm == MPI.COMM_NULL:
+        return
+    if failures is None:
+        comm.Free()
+    else:
+        failures.free(comm)
 
 
 class FlatMpi:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -14,8 +14,7 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Slices, aligned_bounds, poll_until
 from hvdtrain.engines.float_order import from_ordered, to_ordered
-from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
-from hvdtrain.engines.mpi.flat import MPI_OPS, typed
+from hvdtrain.engines.mpi.flat import MPI_OPS, free_comm, split_comm, typed
 from hvdtrain.engines.shared_memory.memory import (
     NodeArena,
     SystemFailure,
@@ -25,6 +24,9 @@ from hvdtrain.engines.shared_memory.memory import (
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.engines.mpi.failures import MpiFailures
 
 _FOLDS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -205,7 +207,7 @@ def _open_node(
     if failures is None:
         return open_node_group(kernel, *terms)
     # The rank for which this one waits may itself wait for one of another node that has ended.
-    return open_node_group(kernel, *terms, failures.check, CHECK_SECONDS)
+    return open_node_group(kernel, *terms, failures.check, failures.check_seconds)
 
 
 @collective

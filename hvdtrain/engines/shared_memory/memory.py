@@ -17,7 +17,6 @@ import logging
 import mmap
 import os
 import resource
-import secrets
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -282,7 +281,7 @@ def detect_nodes(allgather: Gather) -> tuple[int, ...] | str:
     Each rank writes a random nonce into a memfd and announces its location. A rank belongs to the
     node of the lowest rank whose nonce it can read through /proc.
     """
-    nonce = secrets.token_hex(_NONCE_BYTES)
+    nonce = os.urandom(_NONCE_BYTES).hex()
     descriptor, failure = _create_file(_NONCE_NAME)
     try:
         if descriptor is not None:

@@ -66,7 +66,7 @@ def find_master_address(allgather: Gather, rank: int, environ: Mapping[str, str]
 
 def _network() -> str:
     """Return an identifier of this host's boot and of this process's network namespace."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+    with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 

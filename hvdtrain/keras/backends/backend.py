@@ -13,7 +13,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arrays.fused import Layout, ReduceArrays, reduce_present
 from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.core.gradients.weight_check import WeightSums
+from hvdtrain.core.gradients.step_info import WeightSums
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp

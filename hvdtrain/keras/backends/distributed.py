@@ -12,11 +12,10 @@ import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core import sample_weights
 from hvdtrain.core.arrays.fused import Layout, exchange_fused, is_overwritten
-from hvdtrain.core.exchanges.state import SavedExchange, load_exchange, save_exchange
-from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.gradient_settings import GradientSettings, register_weighted
 from hvdtrain.core.gradients.exchange import Exchange, InnerState
+from hvdtrain.core.gradients.reducer import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.process_set import stays_alone
 from hvdtrain.errors import UsageError
@@ -82,7 +81,7 @@ class GradientReduction:
         self._told_in_trace = False
         self.uneven = False
         self.variables: Sequence[KerasVariable] = ()
-        sample_weights.register(self)
+        register_weighted(self)
         self.weights: WeightExchange | None = None
         if settings.weights:
             self.weights = WeightExchange(settings, name, self._backend, scale_local)
@@ -120,7 +119,7 @@ class GradientReduction:
         self.told, self._told_in_trace = weight, self._backend.is_tracing()
 
     def has(self, parameters: Set[int]) -> bool | None:
-        """Return whether the optimizer updates one of these parameters; see sample_weights."""
+        """Return whether the optimizer updates one of these parameters; see Weighted."""
         if callable(self.told):  # for its own fit only
             return False
         own = set(map(id, self.variables))

@@ -15,10 +15,10 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.arrays.fused import ReduceArrays
 from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.operations import check_has_gradient
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError

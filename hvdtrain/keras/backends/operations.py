@@ -13,9 +13,9 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import objects
-from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.compression import Compressions, Compressor
+from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.backends.distributed import current_backend
 from hvdtrain.keras.backends.types import KerasVariable, Value, to_array

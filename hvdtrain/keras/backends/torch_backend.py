@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.gradients.weight_check import WeightSums
+from hvdtrain.core.gradients.step_info import WeightSums
 from hvdtrain.keras.backends.backend import Backend, F
 from hvdtrain.keras.backends.types import KerasVariable
-from hvdtrain.torch.tensors.parts import weight_sums
+from hvdtrain.torch.operations.parts import weight_sums
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 

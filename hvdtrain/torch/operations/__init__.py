@@ -1,1 +1,1 @@
-"""Horovod's operations on PyTorch tensors, one module for each collective."""
+"""PyTorch tensors as buffers, and Horovod's operations on them."""

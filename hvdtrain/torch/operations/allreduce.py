@@ -28,14 +28,9 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
-from hvdtrain.core.collectives.allreduce import (
-    PLANS,
-    AllreducePlan,
-    PlannedAllreduce,
-    keep_plan,
-)
+from hvdtrain.core.allreduce import PLANS, AllreducePlan, PlannedAllreduce, keep_plan
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.operations import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.process_set import (
     ProcessSet,
     channel_of,
@@ -43,10 +38,9 @@ from hvdtrain.core.process_set import (
     require_process_set,
 )
 from hvdtrain.torch.compression import Compression
-from hvdtrain.torch.operations.divergence import monitor
+from hvdtrain.torch.operations.dynamo import disable_compile, is_compiling
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
-from hvdtrain.torch.tensors.dynamo import disable_compile, is_compiling
-from hvdtrain.torch.tensors.routes import (
+from hvdtrain.torch.operations.routes import (
     Route,
     as_buffer,
     dtype_of,
@@ -55,6 +49,7 @@ from hvdtrain.torch.tensors.routes import (
     require_tensors,
     route_of,
 )
+from hvdtrain.torch.operations.watched_models import monitor
 from hvdtrain.types import ReduceOp
 
 _AVERAGE = ReduceOp.AVERAGE  # Python 3.11 looks up members of an Enum in Python

@@ -11,16 +11,15 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel, Submission
-from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
-from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gathers import rows_of_rank
+from hvdtrain.core.operations import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.operations.allreduce import ALLREDUCE
-from hvdtrain.torch.operations.divergence import monitor
+from hvdtrain.torch.operations.dynamo import disable_compile
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
-from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import (
+from hvdtrain.torch.operations.routes import (
     Route,
     as_buffer,
     dtype_of,
@@ -28,6 +27,7 @@ from hvdtrain.torch.tensors.routes import (
     require_tensors,
     route_of,
 )
+from hvdtrain.torch.operations.watched_models import monitor
 from hvdtrain.types import ReduceOp
 
 

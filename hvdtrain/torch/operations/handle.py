@@ -13,8 +13,8 @@ from hvdtrain.core import operations
 from hvdtrain.core.agreement.channel import Submission
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import require_tensors
+from hvdtrain.torch.operations.dynamo import disable_compile
+from hvdtrain.torch.operations.routes import require_tensors
 
 Tensors = Sequence[torch.Tensor]
 

@@ -18,18 +18,18 @@ from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES
-from hvdtrain.core.sharding.kernel import Form, KernelRule, KernelStep, Scales
 from hvdtrain.core.sharding.owners import NodeOwners
 from hvdtrain.core.sharding.segments import Quantity
+from hvdtrain.core.update_kernel import Form, KernelRule, KernelStep, Scales
 from hvdtrain.engines.communicator import Slices
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
+from hvdtrain.torch.buckets import ParameterBuckets
 from hvdtrain.torch.kernel_step import STATES, TYPES, find_form, kernel_rule
+from hvdtrain.torch.operations.parts import parameters_of
+from hvdtrain.torch.operations.routes import from_buffer
 from hvdtrain.torch.sharding.segment_optimizer import quantities_of
 from hvdtrain.torch.sharding.state_memory import Entry, TorchStateMemory
 from hvdtrain.torch.sharding.update import OwnerUpdate, power_sum
-from hvdtrain.torch.tensors.parts import parameters_of
-from hvdtrain.torch.tensors.routes import from_buffer
 from hvdtrain.types import DType, ReduceOp
 
 

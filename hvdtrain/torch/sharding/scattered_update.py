@@ -13,17 +13,17 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.core.sharding.segments import GatheredBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
+from hvdtrain.torch.buckets import ParameterBuckets
+from hvdtrain.torch.operations.routes import as_buffer, from_buffer
 from hvdtrain.torch.sharding.segment_optimizer import is_elementwise
 from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order
 from hvdtrain.torch.sharding.update import OwnerUpdate, power_sum
-from hvdtrain.torch.tensors.routes import as_buffer, from_buffer
 from hvdtrain.types import ReduceOp
 
 

@@ -11,7 +11,7 @@ import torch
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.core.sharding.segments import Quantity, newton_schulz_cost
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.tensors.routes import dtype_of
+from hvdtrain.torch.operations.routes import dtype_of
 from hvdtrain.types import DType
 
 _Group = dict[str, Any]

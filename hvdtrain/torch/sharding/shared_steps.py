@@ -11,14 +11,14 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.gradients.exchanged import Exchanged
-from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.hooks import weakly
+from hvdtrain.torch.buckets import ParameterBuckets
+from hvdtrain.torch.exchanged import Exchanged
+from hvdtrain.torch.gradients import Gradients
+from hvdtrain.torch.operations.parts import parameters_of
+from hvdtrain.torch.parameters import weakly
 from hvdtrain.torch.sharding.node_update import NodeUpdate
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.update import OwnerUpdate
-from hvdtrain.torch.tensors.parts import parameters_of
 
 _logger = logging.getLogger("hvdtrain")
 

@@ -13,10 +13,10 @@ from hvdtrain.collective import collective
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.segments import segments_of
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
+from hvdtrain.torch.buckets import ParameterBuckets
+from hvdtrain.torch.operations.parts import parameters_of
 from hvdtrain.torch.sharding.segment_optimizer import costs_of, fused_form, like
 from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order, in_shape
-from hvdtrain.torch.tensors.parts import parameters_of
 
 
 class OwnerUpdate(ABC):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.core import context
-from hvdtrain.core.collectives.ordered import branch
+from hvdtrain.core.ordered import branch
 from hvdtrain.data.sampling import (
     Indices,
     epoch_permutation,

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from hvdtrain.core.sharding.kernel import Form, KernelStep
+from hvdtrain.core.update_kernel import Form, KernelStep
 from hvdtrain.torch.kernel_step import KernelSteps, kernel_rule
 
 ODD = (float("nan"), float("inf"), -0.0, 1e-42, -1e-310, 1e30)

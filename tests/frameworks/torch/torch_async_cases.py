@@ -18,8 +18,7 @@ from torch_training import grad_of, gradients_of, ranks_sum, refused, wrapped_sg
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.gradients.exchange import FilledBucket
+from hvdtrain.core.gradients.exchange import AllreduceExchange, FilledBucket
 
 TIMES = count()
 

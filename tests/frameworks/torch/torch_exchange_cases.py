@@ -23,10 +23,9 @@ from torch_training import (
 )
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange import AllreduceExchange, Exchange
 from hvdtrain.errors import MismatchError
 
 

@@ -8,12 +8,11 @@ from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, mean
 from torch_training import check_equal
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.costs import Chosen
 from hvdtrain.core.exchanges.n_bit import NBitExchange
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange import AllreduceExchange, Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 
 # Each exchange of the catalog, so that it acts on matrices of 64 and 32 elements in few steps.

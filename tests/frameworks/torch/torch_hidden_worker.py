@@ -16,8 +16,8 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.streams import HOST
-from hvdtrain.torch.gradients import buckets
-from hvdtrain.torch.tensors import routes as torch_routes
+from hvdtrain.torch import buckets
+from hvdtrain.torch.operations import routes as torch_routes
 
 # torch has no sparse tensors on such a device, loses the sign of an imaginary part, does not
 # compile for it, and ends the process when a hook raises. Splits in a tensor must be read, whether

@@ -18,8 +18,8 @@ from torch_training import refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.compression import Compressor
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.gradients.exchange import AllreduceExchange
 from hvdtrain.types import ReduceOp
 
 

@@ -23,7 +23,7 @@ from hvdtrain.streams import HOST
 
 ROOT = Path(__file__).resolve().parents[3]
 # Decorators, whose functions call the decorated ones.
-DECORATORS = {"hvdtrain/core/tuning", "hvdtrain/torch/tensors/dynamo"}
+DECORATORS = {"hvdtrain/core/tuning", "hvdtrain/torch/operations/dynamo"}
 
 
 def scaled_late(parameter: torch.Tensor) -> None:

@@ -32,7 +32,7 @@ from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import allocators, context
-from hvdtrain.torch.gradients import buckets
+from hvdtrain.torch import buckets
 
 LEAST_BYTES = allocators.LEAST_BYTES
 SHARDED = cases_of(torch_sharded_cases, torch_sharded_bits_cases)

@@ -10,7 +10,7 @@ from hidden_memory import DEVICE
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.core.collectives import allreduce
+from hvdtrain.core import allreduce
 from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.local import LocalCommunicator

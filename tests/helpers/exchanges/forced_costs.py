@@ -8,9 +8,8 @@ import pytest
 from hvdtrain.core.exchanges import auto
 from hvdtrain.core.exchanges.costs import Measured
 from hvdtrain.core.exchanges.measured_costs import Measurement
-from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.gradients.plan import AllreduceCost, BucketPlan
 
 # Bytes per second of a link that is worth any compression.
 SLOW = 1e3

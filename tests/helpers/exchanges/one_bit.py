@@ -8,7 +8,7 @@ Each node's sum is sent as one bit per element and one scale per parameter, its 
 
 from hvdtrain.arrays import Array, elements_of, pack_signs, unpack_signs, zeros_like
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.exchanges.state import ParameterState
+from hvdtrain.core.exchanges.parameter_state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan

@@ -15,12 +15,11 @@ import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.compression import Compressor
-from hvdtrain.core.sharding.exchange import ScatteredSlices
+from hvdtrain.core.sharding import exchange
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
-from hvdtrain.torch.gradients import buckets as buckets_of_torch
-from hvdtrain.torch.gradients import gradients
-from hvdtrain.torch.tensors.streams import streams_of
+from hvdtrain.torch import gradients
+from hvdtrain.torch.operations.routes import streams_of
 
 Case = Callable[[], None]
 
@@ -162,12 +161,12 @@ def shared_steps() -> None:
     layers = [torch.nn.Linear(3, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)]
     model = torch.nn.Sequential(*layers).to(DEVICE)
     sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
-    usual = vars(buckets_of_torch)["owned_slices"]
-    vars(buckets_of_torch)["owned_slices"] = lambda channel, _: ScatteredSlices(
+    usual = vars(exchange)["owned_slices"]
+    vars(exchange)["owned_slices"] = lambda channel, _: exchange.ScatteredSlices(
         channel.communicator
     )
     optimizer = hvd.DistributedOptimizer(sgd, sharded=True)
-    vars(buckets_of_torch)["owned_slices"] = usual
+    vars(exchange)["owned_slices"] = usual
     assert optimizer.sharded
     for step in range(4):
         optimizer.zero_grad()

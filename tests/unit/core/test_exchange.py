@@ -12,7 +12,6 @@ from one_bit import OneBit
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.adasum import AdasumExchange
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.catalog import make_exchange
@@ -22,7 +21,12 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD, PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
+    ExchangeState,
+    FilledBucket,
+    StepInfo,
+)
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp

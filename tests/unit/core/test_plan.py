@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core.gradients.bucket_size import choose_bucket_size
-from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
+from hvdtrain.core.gradients.plan import (
+    ParameterSpec,
+    choose_bucket_size,
+    first_difference,
+    make_plan,
+    plan_of_layout,
+)
 from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of
 from hvdtrain.types import DType
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.costs import (
@@ -25,10 +24,15 @@ from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.measured_costs import StepTimes, rehearse
 from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
+from hvdtrain.core.gradients.exchange import (
+    AllreduceExchange,
+    Exchange,
+    ExchangeState,
+    FilledBucket,
+    StepInfo,
+)
+from hvdtrain.core.gradients.plan import AllreduceCost, BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import ReduceOp
 

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from hvdtrain.core.gradients.weight_check import WeightSums, is_due, may_differ, sum_weights
+from hvdtrain.core.gradients.step_info import WeightSums, is_due, may_differ, sum_weights
 
 NOISE = np.random.default_rng(0).normal(size=(400, 1000)).astype(np.float32)
 

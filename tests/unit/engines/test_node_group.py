@@ -18,7 +18,7 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.compiled import KernelError
-from hvdtrain.core.collectives.ordered import tree_sum
+from hvdtrain.core.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import SystemFailure, share_memory

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.allreduce import _divide_bits
+from hvdtrain.core.allreduce import _divide_bits
 from hvdtrain.types import DType
 
 

@@ -8,9 +8,9 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation, unpacked
-from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.gathers import allgather, alltoall, broadcast, reducescatter
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
+from hvdtrain.core.allreduce import Allreduce
+from hvdtrain.core.gathers import allgather, alltoall, broadcast, reducescatter
+from hvdtrain.core.gradients.exchange import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator

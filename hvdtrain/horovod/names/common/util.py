@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.horovod_api import ccl_built, ddl_built, mpi_built
+from hvdtrain.core.operations import choose_op
 
 __all__ = [
     "ccl_built",

@@ -16,7 +16,7 @@ from hvdtrain.core.agreement.driver import ReportExchange
 from hvdtrain.core.agreement.lifecycle import Report
 from hvdtrain.core.agreement.operation import LEAVE, Operation, Request, Work
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.allreduce import Allreduce
 from hvdtrain.core.membership import answer_with_zeros
 from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.local import LocalCommunicator

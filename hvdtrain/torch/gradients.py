@@ -16,21 +16,20 @@ from hvdtrain.core.bucket_plans import replan, take_layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.step import StepUsage
-from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
-from hvdtrain.core.gradients.weight_check import WeightSums, is_due
+from hvdtrain.core.gradients.step_info import OwnStep, StepInfo, WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
-from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients.claims import ClaimedParameters
-from hvdtrain.torch.gradients.hooks import (
+from hvdtrain.torch.buckets import Named, ParameterSettings
+from hvdtrain.torch.operations.dynamo import in_compiled_backward
+from hvdtrain.torch.operations.gathers import sparse_allreduce_async
+from hvdtrain.torch.operations.parts import rate_of, weight_sums
+from hvdtrain.torch.operations.watched_models import CLAIMS
+from hvdtrain.torch.parameters import (
+    ClaimedParameters,
     GradientHooks,
     check_hookable,
     in_nested_backward,
 )
-from hvdtrain.torch.operations.gathers import sparse_allreduce_async
-from hvdtrain.torch.tensors.dynamo import in_compiled_backward
-from hvdtrain.torch.tensors.parts import rate_of, weight_sums
-from hvdtrain.torch.tensors.wrappers import CLAIMS
 from hvdtrain.types import ReduceOp
 
 

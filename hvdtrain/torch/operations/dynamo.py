@@ -4,30 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
-
-from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.agreement.channel import Channel
-
-
-def page_lock(memory: Elements, channel: Channel) -> None:
-    """Page-lock host memory of a channel, so that copies between it and a GPU are asynchronous.
-
-    Where the system refuses, copies still work, but the host waits for each of them. The memory is
-    unlocked before the channel is closed.
-    """
-    buffer = Buffer.of(memory)
-    runtime: Any = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(buffer.pointer, buffer.nbytes, 0)) == 0:
-        channel.before_closing(partial(runtime.cudaHostUnregister, buffer.pointer))
-        return
-    with suppress(RuntimeError):  # the next call of PyTorch would report this error as its own
-        torch.zeros(1, device="cuda")
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

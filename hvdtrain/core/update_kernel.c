@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../compiled/kernel.h"
+#include "../compiled/kernel.h"
 
 EMBED_TEXT;
 

@@ -9,11 +9,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.operation import Request, Work, device_details, device_types
-from hvdtrain.core.collectives.allreduce import (
-    divide_truncating,
-    engine_reduction,
-    reduction_details,
-)
+from hvdtrain.core.allreduce import divide_truncating, engine_reduction, reduction_details
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,22 +32,24 @@ from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import usage_length, write_usage
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import PlacedBucket
-from hvdtrain.core.sharding.exchange import ShardedExchange, on_slices, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.topology import RankCores, fill_cores
 from hvdtrain.torch.allocator import open_staying
-from hvdtrain.torch.tensors.dynamo import page_lock
-from hvdtrain.torch.tensors.routes import (
+from hvdtrain.torch.operations.routes import (
     as_buffer,
     dtype_of,
     from_buffer,
     is_dense,
     is_plain,
+    page_lock,
+    streams_of,
     wire_type,
 )
-from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType
+
+if TYPE_CHECKING:
+    from hvdtrain.core.sharding.exchange import ShardedExchange
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,13 @@ class ParameterBuckets(Reducer):
         self.memory = memory = _allocate(channel, plan, name, devices, self.streams_of)
         self.sharded: ShardedExchange | None = None
         shares = settings.sharded or settings.shares_whole
-        slices = owned_slices(channel, memory) if shares else None
-        if slices is not None:
-            total = settings.op, settings.predivide
-            exchange = self.sharded = ShardedExchange(slices, *total, settings.shares_whole)
+        if shares:
+            from hvdtrain.core.sharding.exchange import ShardedExchange, owned_slices
+
+            slices = owned_slices(channel, memory)
+            if slices is not None:
+                total = settings.op, settings.predivide
+                exchange = self.sharded = ShardedExchange(slices, *total, settings.shares_whole)
         # Ranks whose exchanges differ find that out in the first step.
         suitable = exchange.in_place and settings.compressor is None
         self.staying = open_staying(channel, plan, memory, suitable, name)
@@ -162,7 +167,7 @@ class ParameterBuckets(Reducer):
         if sharded is not None and sharded.pending:
             chosen = [(self.buffers[n], self.placed[n]) for n in sorted(sharded.pending)]
             name = f"sums of {self.name}"
-            self.run(on_slices(chosen, sharded.slices, name, sharded.scales))
+            self.run(sharded.on_slices(chosen, name, sharded.scales))
             sharded.pending.clear()
 
     @collective
@@ -171,7 +176,7 @@ class ParameterBuckets(Reducer):
         self.sum_slices()
         if self.sharded is not None:
             pairs = list(zip(self.buffers, self.placed, strict=True))
-            self.run(on_slices(pairs, self.sharded.slices, f"gradients of {self.name}"))
+            self.run(self.sharded.on_slices(pairs, f"gradients of {self.name}"))
 
     def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""

@@ -18,7 +18,7 @@ import numpy as np
 from hvdtrain.compiled import load_or_report, open_library
 
 _SOURCE = Path(__file__).with_name("update_kernel.c")
-_MODULE = "hvdtrain.core.sharding._update_kernel"
+_MODULE = "hvdtrain.core._update_kernel"
 
 KINDS = ("sgd", "adam", "adamw")
 

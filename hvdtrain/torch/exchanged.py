@@ -10,28 +10,28 @@ from typing import Any, cast
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.core import context, sample_weights
+from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.exchanges.state import (
+from hvdtrain.core.gradient_settings import register_weighted
+from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, Kind, LocalSteps, StepInfo
+from hvdtrain.core.gradients.reducer import (
     SAMPLES_PER_STEP,
     SavedExchange,
     load_exchange,
     save_exchange,
 )
-from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, Kind, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.membership import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients.claims import ClaimedParameters
-from hvdtrain.torch.gradients.gradients import Gradients
+from hvdtrain.torch.buckets import Named, ParameterSettings
+from hvdtrain.torch.gradients import Gradients
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
-from hvdtrain.torch.operations.divergence import monitor
-from hvdtrain.torch.tensors.parts import check_reduced, parameters_of, rate_of, require_values
-from hvdtrain.torch.tensors.routes import is_communicated
-from hvdtrain.torch.tensors.wrappers import find_others
+from hvdtrain.torch.operations.parts import check_reduced, parameters_of, rate_of, require_values
+from hvdtrain.torch.operations.routes import is_communicated
+from hvdtrain.torch.operations.watched_models import find_others, monitor
+from hvdtrain.torch.parameters import ClaimedParameters
 from hvdtrain.types import ReduceOp
 
 # Number of a parameter, and name of a tensor of its state.
@@ -228,7 +228,7 @@ class Exchanged(Follower):
         self.weights: Weights | None = None
         with context.alone_if_newcomer():
             self._plan()
-        sample_weights.register(self)
+        register_weighted(self)
         if self.gradients is not None:
             context.current().followers.add(self, settings.process_set.channel().ranks)
 
@@ -253,7 +253,7 @@ class Exchanged(Follower):
             self.gradients = Gradients(self._optimizer, trainable, settings, self._scaler)
 
     def has(self, parameters: Set[int]) -> bool | None:
-        """Return whether ranks exchange one of these; see sample_weights."""
+        """Return whether ranks exchange one of these; see Weighted."""
         exchanged = self.gradients or self.weights
         if exchanged is None or exchanged.lost:
             return False

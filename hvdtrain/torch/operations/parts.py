@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdtrain.core import objects
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.tensors.routes import is_communicated
+from hvdtrain.torch.operations.routes import is_communicated
 
 if TYPE_CHECKING:
-    from hvdtrain.core.gradients.weight_check import WeightSums
+    from hvdtrain.core.gradients.step_info import WeightSums
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -43,7 +43,7 @@ def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.P
 @torch.no_grad()
 def weight_sums(named: Iterable[tuple[str, torch.nn.Parameter]]) -> WeightSums:
     """Return what ranks compare of parameters; those that are not plain tensors are left out."""
-    from hvdtrain.core.gradients.weight_check import MOST_ELEMENTS, sum_weights
+    from hvdtrain.core.gradients.step_info import MOST_ELEMENTS, sum_weights
 
     rows = []
     for name, parameter in named:

@@ -1,1 +1,0 @@
-"""Collective operations, which do not depend on global state."""

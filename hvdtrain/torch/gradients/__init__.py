@@ -1,1 +1,0 @@
-"""Gradients of PyTorch parameters, reduced during the backward pass."""
