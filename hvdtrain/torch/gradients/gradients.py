@@ -22,11 +22,7 @@ from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
 from hvdtrain.torch.gradients.claims import ClaimedParameters
-from hvdtrain.torch.gradients.hooks import (
-    GradientHooks,
-    check_hookable,
-    in_nested_backward,
-)
+from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable, outer_node
 from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import rate_of, weight_sums
@@ -86,7 +82,6 @@ class Gradients(ClaimedParameters):
         self._partial = weakref.WeakValueDictionary()
         self._zeros: set[int] = set()  # of these, those that are zero and have a graph
         self._pass_ended = False  # and no gradient has arrived since
-        self._nested = False  # a backward pass within another one has ended in this step
         self._removed: set[int] = set()  # taken, and removed by the program before their reduction
         self._versions: list[int] = []  # of parameters, if some have gradients not reduced yet
         self.whole = True
@@ -251,7 +246,7 @@ class Gradients(ClaimedParameters):
             # What ranks have reduced cannot be reduced again; an average can, if it is kept.
             returns = returns and not any(map(self._is_kept, set(self._complete()) - {index}))
         if not returns:
-            nested = self._nested or in_nested_backward()
+            nested = self._hooks.nested or outer_node() is not None
             raise TooManyPassesError(self._named[index][0], self.passes, nested)
         return True
 
@@ -316,10 +311,9 @@ class Gradients(ClaimedParameters):
 
     def _after_backward(self) -> None:
         self._end_pass()
-        if not in_nested_backward():
-            for other in list(CLAIMS):  # before this rank waits for one of them
-                if isinstance(other, Gradients) and other._hooks.all_reported:
-                    other._end_pass()
+        for other in list(CLAIMS):  # before this rank waits for one of them
+            if isinstance(other, Gradients) and other._hooks.all_reported:
+                other._end_pass()
         local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
         self._versions = self._parameter_versions() if local else []
         reduced = self.buckets.end_pass()
@@ -338,7 +332,6 @@ class Gradients(ClaimedParameters):
             if not self.buckets.step.complete:
                 self._launch(held=True)
             self._pass_ended = True
-            self._nested = self._nested or in_nested_backward()
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -483,7 +476,7 @@ class Gradients(ClaimedParameters):
     def _forget_step(self) -> None:
         self.buckets.forget()
         self.buckets.forget_changes()
-        self._pass_ended = self._nested = False
+        self._pass_ended = False
         self._versions = []
         self._removed.clear()
 
