@@ -439,6 +439,8 @@ class Gradients(ClaimedParameters):
         """Let the program use its gradients for other numbers than the last results."""
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self.buckets.forget_changes()
+        if self.buckets.sharded is not None:  # else they are released, also if a step is skipped
+            self.buckets.release()
         self.whole = True
 
     @collective
