@@ -71,10 +71,13 @@ def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
     return max(1, affinity // sharing)
 
 
-def fill_cores(ranks: Sequence[RankCores]) -> bool:
-    """Return whether the threads of some ranks of a node take all cores that they may use."""
+def fill_cores(ranks: Sequence[RankCores], limits: Mapping[str, float]) -> bool:
+    """Return whether the threads of some ranks of a node take all cores that they may use.
+
+    Their control groups may limit them to the time of fewer cores, or parts of cores.
+    """
     cores = frozenset[int]().union(*(rank.cores for rank in ranks))
-    return sum(rank.threads for rank in ranks) >= len(cores)
+    return sum(rank.threads for rank in ranks) >= min(len(cores), sum(limits.values()))
 
 
 def count_threads(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> int:

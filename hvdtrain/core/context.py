@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
@@ -128,10 +128,15 @@ os.register_at_fork(after_in_child=_note_fork)
 def _end_workers_with_this_rank() -> None:
     from multiprocessing import forkserver
 
-    server = forkserver._forkserver
+    server, preload = forkserver._forkserver, forkserver.set_forkserver_preload
     preloaded = getattr(server, "_preload_modules", ["__main__"])
+
+    def preload_ours_too(names: Sequence[str], **options: Any) -> None:
+        preload([*names, _FOR_SERVER], **options)
+
     if _FOR_SERVER not in preloaded:
-        forkserver.set_forkserver_preload([*preloaded, _FOR_SERVER])
+        forkserver.set_forkserver_preload = preload_ours_too  # the program may call it, too
+        preload_ours_too(preloaded)
 
 
 @collective

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -580,9 +581,14 @@ def _go_together(parent: Channel, memory: Mapping[str, Elements]) -> bool:
     slices = parent.communicator.slices()
     if slices is None or slices.nodes > 1 or set(memory) != {"cpu"}:
         return False
-    cores = frozenset(os.sched_getaffinity(0))
+    from hvdtrain.control_groups import cpu_limit, own_groups
+
+    cores, group = frozenset(os.sched_getaffinity(0)), own_groups()
     own = RankCores(parent.communicator.rank, cores, torch.get_num_threads())
-    return fill_cores(allgather_object(own, "cores of a bucket plan", parent))
+    limit = cpu_limit(group) or math.inf
+    ranks = allgather_object((own, group, limit), "cores of a bucket plan", parent)
+    limits = {group: limit for _, group, limit in ranks}
+    return fill_cores([own for own, *_ in ranks], limits)
 
 
 def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:

@@ -28,7 +28,7 @@ from hvdtrain.torch.parameters import (
     ClaimedParameters,
     GradientHooks,
     check_hookable,
-    in_nested_backward,
+    outer_node,
 )
 from hvdtrain.types import ReduceOp
 
@@ -86,7 +86,6 @@ class Gradients(ClaimedParameters):
         # With create_graph autograd makes new sums: what they are of, and its version.
         self._summands: dict[int, tuple[torch.Tensor, int]] = {}
         self._pass_ended = False  # and no gradient has arrived since
-        self._nested = False  # a backward pass within another one has ended in this step
         self._removed: set[int] = set()  # taken, and removed by the program before their reduction
         self._versions: list[int] = []  # of parameters, if some have gradients not reduced yet
         self.whole = True
@@ -250,7 +249,7 @@ class Gradients(ClaimedParameters):
             # What ranks have reduced cannot be reduced again; an average can, if it is kept.
             returns = returns and not any(map(self._is_kept, set(self._complete()) - {index}))
         if not returns:
-            nested = self._nested or in_nested_backward()
+            nested = self._hooks.nested or outer_node() is not None
             raise TooManyPassesError(self._named[index][0], self.passes, nested)
         return True
 
@@ -315,10 +314,9 @@ class Gradients(ClaimedParameters):
 
     def _after_backward(self) -> None:
         self._end_pass()
-        if not in_nested_backward():
-            for other in list(CLAIMS):  # before this rank waits for one of them
-                if isinstance(other, Gradients) and other._hooks.all_reported:
-                    other._end_pass()
+        for other in list(CLAIMS):  # before this rank waits for one of them
+            if isinstance(other, Gradients) and other._hooks.all_reported:
+                other._end_pass()
         local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
         self._versions = self._parameter_versions() if local else []
         reduced = self.buckets.end_pass()
@@ -337,7 +335,6 @@ class Gradients(ClaimedParameters):
             if not self.buckets.step.complete:
                 self._launch(held=True)
             self._pass_ended = True
-            self._nested = self._nested or in_nested_backward()
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -445,6 +442,8 @@ class Gradients(ClaimedParameters):
         """Let the program use its gradients for other numbers than the last results."""
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self.buckets.forget_changes()
+        if self.buckets.sharded is not None:  # else they are released, also if a step is skipped
+            self.buckets.release()
         self.whole = True
 
     @collective
@@ -482,7 +481,7 @@ class Gradients(ClaimedParameters):
     def _forget_step(self) -> None:
         self.buckets.forget()
         self.buckets.forget_changes()
-        self._pass_ended = self._nested = False
+        self._pass_ended = False
         self._versions = []
         self._removed.clear()
 

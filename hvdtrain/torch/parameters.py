@@ -121,6 +121,7 @@ class GradientHooks:
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._pending: set[int] = set()
         self._callback_queued = False
+        self.nested = False  # whether a backward pass within another one has ended in this step
         # torch.compile would compile hooks that run within a function that calls backward().
         tensor_hook = disable_compile(weakly(self._note_pending))
         self._node_hook = self._make_node_hook()
@@ -145,7 +146,7 @@ class GradientHooks:
 
     def forget(self) -> None:
         """Discard gradients not reported yet, and what a failed backward pass has left."""
-        self._callback_queued = False
+        self._callback_queued = self.nested = False
         self._pending.clear()
 
     def take_pending(self) -> list[int]:
@@ -169,10 +170,13 @@ class GradientHooks:
         """Note a gradient that is accumulated, but that the user's hooks may still change."""
         with self._lock:
             if not self._callback_queued and not in_compiled_backward():
-                self._callback_queued = True
                 self._pending.clear()  # a failed backward pass may have left some
-                torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+                self._queue_callback()
             self._pending.add(index)
+
+    def _queue_callback(self) -> None:
+        self._callback_queued = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
     def _make_node_hook(self) -> Callable[..., None]:
         """Return the hook that reports a gradient; it is on the hot path of the backward pass."""
@@ -199,18 +203,39 @@ class GradientHooks:
         for index in moved:
             self._hook_node(index)
             on_gradient(index, None)
-        on_backward_end()
+        if not self._await_outer():
+            on_backward_end()
+
+    def _await_outer(self) -> bool:
+        """Wait for the end of an outer backward pass, if there is one; return whether that is so.
+
+        A callback is of the pass that runs, which is the outer one again at its next node.
+        """
+        outer, handles = outer_node(), list[RemovableHandle]()
+
+        def resume(_: object) -> None:
+            while handles:
+                handles.pop().remove()
+            with self._lock:
+                if not self._callback_queued:
+                    self._queue_callback()
+
+        followers = () if outer is None else outer.next_functions
+        handles += [node.register_prehook(resume) for node, _ in followers if node is not None]
+        self.nested = self.nested or outer is not None
+        return bool(handles)
 
 
-def in_nested_backward() -> bool:
-    """Return whether a backward pass runs within another one, as in reentrant checkpoints."""
+def outer_node() -> Node | None:
+    """Return the node that runs this backward pass, as a reentrant checkpoint's does, if any."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "apply" and code.co_filename.endswith("torch/autograd/function.py"):
-            return True
+            node: Node = frame.f_locals["self"]
+            return node
         frame = frame.f_back
-    return False
+    return None
 
 
 def _register_first(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -107,6 +108,13 @@ class _Normalize(torch.autograd.Function):
         wide = gradient.to(mean.dtype)
         told = sample_weight_of({ctx.weight_id})
         counts = 1.0 if told is None else told
+        if told == 0 and ctx.counts and len(x) == 1:
+            warnings.warn(
+                "SyncBatchNorm counted a row of this rank, whose sample_weight is 0: if it is the "
+                "filler of GlobalBatchSampler or StreamBatches, set counts = False of the layers "
+                "before model(batch), and True before the next one",
+                stacklevel=2,
+            )
         if torch.is_grad_enabled():  # to be differentiated again: statistics depend on x, too
             counted = (x if ctx.counts else x[:0]).to(mean.dtype)
             mean = _mean_of_ranks(_sum(counted), ctx.count, counts, False)

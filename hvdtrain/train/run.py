@@ -184,6 +184,7 @@ class Run:
 
     def stopped(self) -> RunState:
         """Return how far this rank has got when others ended."""
+        self._heartbeat.repeat_stop()
         self._state.stop(self._step_plan.global_batch_size, self._step_plan.samples)
         return self._state
 

@@ -62,10 +62,12 @@ if __name__ == "__main__":
 # The children of the server would outlive their rank, and keep the launcher waiting.
 KILLED = """
 import os, signal, time
-from multiprocessing import get_context
+from multiprocessing import get_context, set_forkserver_preload
 import hvdtrain.torch as hvd
 if __name__ == "__main__":
     hvd.init()
+    if PRELOADS:
+        set_forkserver_preload(["json"])
     get_context("forkserver").Process(target=time.sleep, args=[900]).start()
     print("started", flush=True)
     hvd.barrier()
@@ -92,9 +94,10 @@ def test_weights_that_children_see(tmp_path: Path) -> None:
     run_ranks(path, 2, cases_expected=False)
 
 
-def test_children_of_a_fork_server_end_with_a_killed_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preloads", [False, True])
+def test_children_of_a_fork_server_end_with_a_killed_rank(preloads: bool, tmp_path: Path) -> None:
     path = tmp_path / "killed.py"
-    path.write_text(KILLED)
+    path.write_text(f"PRELOADS = {preloads}\n{KILLED}")
     done = launch(path, 2).end()
     assert done.returncode != 0
     assert done.stdout.count("started") == 2

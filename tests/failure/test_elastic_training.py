@@ -16,6 +16,8 @@ from run_files import metrics_of, summary_of
 from segments import no_new_segments
 from tensorflow_environment import keras_variables, tensorflow_python
 
+from hvdtrain.train.records import MARKER
+
 RECIPE = Path(__file__).with_name("killed_recipe.py")
 SAMPLES, BATCH, EPOCHS = 100, 12, 3
 STEPS = 9  # of each epoch
@@ -204,6 +206,19 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     assert f"1 rank left, fewer than --min-np 2: {saved} are saved" in done.stderr
     assert (out / "requeue").exists()
     run_ranks(words(out, "--resume", "auto"), 2, cases_expected=False)
+    assert summary_of(out)["samples"] == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("ranks", [2, soak(4)])
+def test_a_stop_outlives_the_rank_that_asked(ranks: int, tmp_path: Path) -> None:
+    """It is killed when the stop is agreed on, and before its checkpoint is written."""
+    out = tmp_path / "out"
+    env = {"KILLS": "0:1:update:ask 0:1:checkpoint"}
+    done = launch(words(out), ranks, env=env, launcher_args=TOLERATE).end(code=0)
+    assert f"training continues with {ranks - 1} rank" in done.stdout
+    assert "rank 0 was asked to stop: " in (out / MARKER).read_text()
+    assert not (out / "summary.json").exists()
+    run_ranks(words(out, "--resume", "auto"), ranks, cases_expected=False)
     assert summary_of(out)["samples"] == EPOCHS * SAMPLES
 
 

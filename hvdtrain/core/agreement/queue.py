@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hvdtrain.core.agreement.lifecycle import (
@@ -103,7 +104,7 @@ class Waiting:
 
     __slots__ = ("_lock", "_operation")
 
-    def __init__(self, operation: Operation, lock: threading.Lock) -> None:
+    def __init__(self, operation: Operation, lock: AbstractContextManager[bool]) -> None:
         self._operation, self._lock = operation, lock
 
     def __enter__(self) -> None:
@@ -127,7 +128,8 @@ class Queue:
         self._title = title
         self.state = ChannelState(size)
         self.pending: dict[str, Operation] = {}
-        self.lock = threading.Lock()
+        # A finalizer, or a signal's handler, may submit an operation in the thread that has it.
+        self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._ended = threading.Condition(self.lock)
         self._alarm = Alarm()  # for the channel's thread; not set if another one drives

@@ -150,7 +150,8 @@ def _arrays(variables: Sequence[Any]) -> dict[str, Array]:
 
 
 def _normalizes(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization)
+    # A frozen one takes its moving statistics.
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 _EVALUATION_BATCH = 1024

@@ -187,6 +187,10 @@ class Heartbeat:
         """Whether training is to be interrupted after this step, the same on all ranks."""
         return self.stop_rank is not None or bool(self.leaving) or self.joins
 
+    def repeat_stop(self) -> None:
+        """Ask again for an agreed stop, because the rank that asked may have ended before it."""
+        self._signals.asked |= self.stop_rank is not None
+
     def done(self, timer: str, seconds: float | None = None) -> None:
         """Restart a timer."""
         self.due.discard(timer)

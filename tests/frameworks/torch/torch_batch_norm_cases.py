@@ -1,10 +1,13 @@
 """SyncBatchNorm on each rank, against torch's BatchNorm on the whole batch."""
 
+import warnings
+
 import pytest
 import torch
 from torch_training import grad_of
 
 import hvdtrain.torch as hvd
+from hvdtrain.data.sampling import GlobalBatchSampler
 
 
 def check(rows: list[int], *shape: int, momentum: float | None, affine: bool) -> None:
@@ -57,6 +60,29 @@ def evaluation_is_local() -> None:
         x = torch.randn(3, 2)
         assert torch.equal(layer(x), plain(x))
     hvd.barrier()
+
+
+def a_filler_is_told_unless_it_does_not_count() -> None:
+    samples, n = 2 * hvd.size() - 1, hvd.size()  # the last batch leaves out one rank
+    rows = torch.randn(samples, 2, 3, generator=torch.Generator().manual_seed(3)).double()
+    for tells in (False, True):
+        ours, theirs = hvd.SyncBatchNorm(2).double(), torch.nn.BatchNorm1d(2).double()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1))
+        reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
+        mine, whole = GlobalBatchSampler(samples, n), GlobalBatchSampler(samples, n, 0, 0, 1)
+        for own, count, every in zip(mine, mine.counts, whole, strict=True):
+            optimizer.sample_weight, ours.counts = count, count > 0 or tells
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                (ours(rows[own]) - 1).square().mean().backward()
+            told = ["filler of" in str(each.message) for each in caught]
+            assert told == [True] * (tells and not count)
+            (theirs(rows[every]) - 1).square().mean().backward()
+            for each in (optimizer, reference):
+                each.step()
+                each.zero_grad()
+        for name, expected in theirs.state_dict().items():
+            assert tells or torch.allclose(ours.state_dict()[name].double(), expected.double())
 
 
 def a_channel_of_one_value_is_refused() -> None:

@@ -267,6 +267,36 @@ def reentrant_checkpoints_of_a_layer_used_twice() -> None:
     optimizer.zero_grad()
 
 
+def reentrant_checkpoints_of_other_layers_on_each_rank() -> None:
+    """The outer pass ends, not each checkpoint's, when the program clips averages of all ranks."""
+    for groups in (1, 10):
+        models = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            models.append(training.Model(*(torch.nn.Linear(3, 3) for _ in range(5))).double())
+        ours, alone = models
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(ours.parameters(), lr=0.1), ours.named_parameters(), groups=groups
+        )
+        reference = torch.optim.SGD(alone.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            reference.zero_grad()
+            value = rows = training.drawn(step, hvd.size(), 3)
+            value = value[hvd.rank() :][:1].requires_grad_()
+            for number, layer in enumerate(ours):
+                wraps = number % (hvd.rank() + 1) == 0  # all on rank 0, every second one on rank 1
+                value = checkpoint(layer, value, use_reentrant=True) if wraps else layer(value)
+            value.square().sum().backward()
+            alone(rows).square().sum().div(hvd.size()).backward()
+            assert training.gradients_of(optimizer).buckets.step.progress.passes == 1
+            for model in (ours, alone):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            reference.step()
+        assert training.difference(ours, alone) < 1e-13
+
+
 def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
     if hvd.size() == 1:
         return

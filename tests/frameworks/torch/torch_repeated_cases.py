@@ -1,5 +1,9 @@
 """All-reduces of hvdtrain.torch that a program calls again and again, against formulas."""
 
+import gc
+from typing import Any
+from unittest.mock import patch
+
 import torch
 from torch_operation_cases import mine
 from torch_training import ranks_sum
@@ -103,3 +107,29 @@ def tensors_that_have_changed_since_the_last_call() -> None:
         result = hvd.allreduce(tensor, name="weight", op=hvd.Sum)
         assert result.requires_grad is tensor.requires_grad
         assert torch.equal(result.detach(), total(torch.arange(3) + 1).double())
+
+
+def finalizers_submit_operations_while_others_begin() -> None:
+    """The garbage collector may call them wherever a tensor is made, as here."""
+    handles: list[Any] = []
+    plain = torch.empty_like
+
+    class Owner:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            handles.append(hvd.allreduce_async(torch.ones(2), name="last words", op=hvd.Sum))
+
+    def collecting(*arguments: Any, **options: Any) -> torch.Tensor:
+        gc.collect()
+        return plain(*arguments, **options)
+
+    values = torch.full((3,), 1.0 + hvd.rank())
+    for turn in range(4):
+        with patch.object(torch, "empty_like", collecting if turn == 3 else plain):
+            if turn == 3:
+                Owner()
+            assert hvd.allreduce(values, name="words", op=hvd.Sum).tolist() == [ranks_sum()] * 3
+    gc.collect()
+    assert [hvd.synchronize(handle).tolist() for handle in handles] == [[hvd.size()] * 2]

@@ -439,6 +439,24 @@ def a_loss_scaler_needs_gradients_of_all_ranks() -> None:
     assert equal_on_all_ranks(model)
 
 
+def gradients_of_a_skipped_step_are_freed() -> None:
+    model, alone = build(), build()
+    optimizer, reference = wrapped(momentum, model), momentum(list(alone.parameters()))
+    for step in range(4):
+        inputs, labels = batch(step)
+        optimizer.sample_weight = len(own(inputs))
+        backward(model, step)
+        F.cross_entropy(alone(inputs), labels).backward()
+        optimizer.clip_grad_norm_(0.1)
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        for each in (optimizer, reference):
+            if step != 2:  # when gradients may stay where autograd makes them
+                each.step()
+            each.zero_grad()
+        assert not gradients_of(optimizer).buckets.elsewhere()
+    assert difference(model, alone) < 1e-13
+
+
 def a_parameter_that_leaves_for_a_step() -> None:
     if hvd.size() == 1:
         return

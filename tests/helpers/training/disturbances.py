@@ -37,6 +37,8 @@ def disturb(way: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "leave":
             os.kill(os.getpid(), signal.SIGUSR2)
+        case "ask":  # all to stop
+            os.kill(os.getpid(), signal.SIGUSR1)
         case "stop":
             waking = subprocess.Popen([sys.executable, "-c", _WAKE, str(os.getpid())])
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,5 +1,7 @@
 """The place of a rank, its device and its threads."""
 
+import math
+
 import pytest
 
 from hvdtrain.topology import (
@@ -36,22 +38,26 @@ def test_threads(ranks: int, affinity: int, machine: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "threads", "full"),
+    ("bound", "threads", "limits", "full"),
     [
-        (["01", "01"], 1, True),
-        (["0123", "0123"], 1, False),
-        (["0123", "0123"], 2, True),
-        (["0", "1", "2"], 1, True),
-        (["01", "23"], 1, False),
+        (["01", "01"], 1, [math.inf], True),
+        (["0123", "0123"], 1, [math.inf], False),
+        (["0123", "0123"], 2, [math.inf], True),
+        (["0123", "0123"], 1, [2.0], True),
+        (["0123", "0123"], 1, [2.5], False),
+        (["0123", "0123"], 1, [1.0, 1.0], True),
+        (["0123", "0123"], 1, [1.0, math.inf], False),
+        (["0", "1", "2"], 1, [math.inf], True),
+        (["01", "23"], 1, [math.inf], False),
     ],
 )
 def test_ranks_fill_the_cores_that_any_of_them_may_use(
-    bound: list[str], threads: int, full: bool
+    bound: list[str], threads: int, limits: list[float], full: bool
 ) -> None:
     ranks = [
         RankCores(rank, frozenset(map(int, cores)), threads) for rank, cores in enumerate(bound)
     ]
-    assert fill_cores(ranks) is full
+    assert fill_cores(ranks, dict(zip("ab", limits, strict=False))) is full
 
 
 def test_messages_list_few_of_hundreds_of_ranks() -> None:
