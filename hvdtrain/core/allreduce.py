@@ -26,7 +26,7 @@ from hvdtrain.core.agreement.operation import (
     device_details,
     device_types,
 )
-from hvdtrain.engines.communicator import Communicator, VotedReduction, VoteSteps
+from hvdtrain.engines.communicator import Communicator, VoteCalls, VotedReduction
 from hvdtrain.streams import HOST
 from hvdtrain.types import DType, ReduceOp
 
@@ -185,7 +185,7 @@ class AllreducePlan:
         self.batch_key = _key(op, self.dtype, prescale, postscale) if together else None
         self._may_be_voted = together or (len(buffers) == 1 and on_host)
         self.voted: VotedReduction | None = None
-        self.steps: VoteSteps | None = None
+        self.vote_calls: VoteCalls | None = None
         self.divides = op is ReduceOp.AVERAGE and self.dtype.is_integer
 
     def find_voted(self, communicator: Communicator) -> VotedReduction | None:
@@ -196,7 +196,7 @@ class AllreducePlan:
             self.voted = communicator.voted_reduction(self.dtype, op, self.prescale, factor)
             self._may_be_voted = self.voted is not None
             if self.voted is not None and len(self.counts) == 1 and not self.divides:
-                self.steps = self.voted.steps(self.counts[0])
+                self.vote_calls = self.voted.calls(self.counts[0])
         return self.voted
 
     @collective

@@ -111,7 +111,7 @@ Gather: TypeAlias = Callable[[Any], list[Any]]
 # Calls that vote and wait. The first takes a ballot, the number of an operation without a name or
 # 0, and the address of the elements; the second one that of memory for the result, and returns
 # VOTE_DONE or what `finish` takes.
-VoteSteps: TypeAlias = tuple[Callable[[bytes, int, int], None], Callable[[int], int]]
+VoteCalls: TypeAlias = tuple[Callable[[bytes, int, int], None], Callable[[int], int]]
 VOTE_DONE = 1  # as in node/task.h
 
 
@@ -120,9 +120,9 @@ class VotedReduction(Protocol):
 
     @collective
     def __call__(self, votes: bytes, pieces: Sequence[int], /) -> bytes:
-        """Vote; return b"" or the maxima."""
+        """Vote, and reduce if all vote for the same; return b"" then, else the maxima."""
 
-    def steps(self, count: int) -> VoteSteps | None:
+    def calls(self, count: int) -> VoteCalls | None:
         """Return calls that vote on one tensor, and wait for members but a moment (local)."""
 
     @collective

@@ -182,7 +182,7 @@ class Weights(ClaimedParameters):
         try:
             for number in self._fill():
                 for index in reducer.plan.buckets[number].parameters:
-                    reducer.step.ready(index)
+                    reducer.step.mark_ready(index)
                 if reducer.launch():
                     reducer.submit(own)
             reducer.finish(own)

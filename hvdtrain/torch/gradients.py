@@ -142,7 +142,7 @@ class Gradients(ClaimedParameters):
         return bool(self.buckets.step.passes)
 
     @property
-    def complete(self) -> bool:
+    def any_complete(self) -> bool:
         """Whether all passes of some gradient have arrived since the last finish()."""
         return self.passes in self.buckets.step.passes.values()
 
@@ -203,14 +203,14 @@ class Gradients(ClaimedParameters):
                     self._held.append(index)
                 else:
                     self._accept(index, incoming)
-        if step.complete and in_compiled_backward():
+        if step.all_launched and in_compiled_backward():
             self._after_backward()
 
     def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
         """Let a gradient be reduced where it is, or in its bucket."""
         if not self.buckets.stays(index, incoming):
             self._take(index)
-        if self.buckets.step.ready(index):
+        if self.buckets.step.mark_ready(index):
             self._launch()
 
     def _accept_held(self) -> None:
@@ -269,7 +269,7 @@ class Gradients(ClaimedParameters):
 
     def _all_dropped(self) -> bool:
         """Return whether there are complete gradients, and the program has removed them all."""
-        return self.complete and all(self.parameters[i].grad is None for i in self._complete())
+        return self.any_complete and all(self.parameters[i].grad is None for i in self._complete())
 
     @collective
     def _start_over(self) -> None:
@@ -317,7 +317,7 @@ class Gradients(ClaimedParameters):
         for other in list(CLAIMS):  # before this rank waits for one of them
             if isinstance(other, Gradients) and other._hooks.all_reported:
                 other._end_pass()
-        local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
+        local = self.any_complete and (self._settings.sharded or not self.buckets.step.all_launched)
         self._versions = self._parameter_versions() if local else []
         reduced = self.buckets.end_pass()
         self._deliver(reduced)
@@ -332,7 +332,7 @@ class Gradients(ClaimedParameters):
             if self._pass_ended:
                 return
             self._accept_held()
-            if not self.buckets.step.complete:
+            if not self.buckets.step.all_launched:
                 self._launch(held=True)
             self._pass_ended = True
 
@@ -462,7 +462,7 @@ class Gradients(ClaimedParameters):
         have reduced it. Such a step ends as any other, but is not counted.
         """
         step = self.buckets.step
-        if step.launched or self.complete:
+        if step.launched or self.any_complete:
             self._end_step()
         else:
             self._held.clear()  # of a failed backward pass
@@ -515,10 +515,10 @@ class Gradients(ClaimedParameters):
         self._take_again()
         for index in late:
             self._take(index)
-        if late and not step.complete:
+        if late and not step.all_launched:
             self._write_usage(absent)
             for index in late:
-                self.buckets.step.ready(index)
+                self.buckets.step.mark_ready(index)
         usage = StepUsage.from_sums(self.buckets.finish(self._own))
         self.info = info = step.info
         assert info is not None

@@ -416,7 +416,7 @@ class DistributedOptimizer(OptimizerWrapper):
         Collective then.
         """
         gradients = self._exchanged.gradients
-        if gradients is not None and gradients.complete:
+        if gradients is not None and gradients.any_complete:
             self.synchronize()
             self._synchronized, self._clipped = False, True  # step() then says nothing of it
 

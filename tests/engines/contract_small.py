@@ -55,15 +55,15 @@ def vote(c: Communicator, dtype: DType) -> None:
     if reduction is not None:
         for counts in ((100,), (300_001,), (0,), _COUNTS, (100,), _MORE_COUNTS):
             _vote(c, reduction, dtype, counts)
-        steps = reduction.steps(100)
-        for number in range(4) if steps else ():
-            assert steps is not None
+        calls = reduction.calls(100)
+        for number in range(4) if calls else ():
+            assert calls is not None
             many, request = _Many(c, dtype, (100,)), Request("allreduce", f"{UNNAMED}{number}")
             if number % 2 and c.rank == c.size - 1:
                 assert reduction(request.ballot * HASHES, many.pieces) == b""
             else:
-                steps[0](Request("allreduce").ballot, number, many.pieces[0])
-                verdict = steps[1](many.pieces[1])
+                calls[0](Request("allreduce").ballot, number, many.pieces[0])
+                verdict = calls[1](many.pieces[1])
                 assert verdict == VOTE_DONE or reduction.finish(verdict) == b"", number
             many.check(True)
 

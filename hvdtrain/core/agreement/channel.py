@@ -144,8 +144,8 @@ class Channel:
 
         It becomes pending only if members are late or differ. Return the result, or None.
         """
-        queue, steps = self.queue, plan.steps
-        if steps is None or not self.turn.acquire(False):
+        queue, calls = self.queue, plan.vote_calls
+        if calls is None or not self.turn.acquire(False):
             return None
         try:
             with queue.lock:
@@ -158,7 +158,7 @@ class Channel:
                     self._counts[plan.request.operation] += 1
                     number = self._counts[plan.request.operation]
                 self._driver.doing = ()
-                cast, look = steps
+                cast, look = calls
                 cast(plan.request.ballot, number, read := address_of(source))
                 if allocate is None:
                     target, written = source, read

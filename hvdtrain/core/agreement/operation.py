@@ -16,7 +16,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Communicator, VoteSteps
+from hvdtrain.engines.communicator import Communicator, VoteCalls
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import DType, ReduceOp
 
@@ -299,11 +299,11 @@ class Repeatable(Protocol):
     """What operations have in common that differ in their data only."""
 
     request: Request  # without a name if they are numbered
-    steps: VoteSteps | None
+    vote_calls: VoteCalls | None
 
     @collective
     def finish(self, verdict: int) -> bytes:
-        """Complete what the steps have begun, as `Operation.vote` does."""
+        """Complete what the calls have begun, as `Operation.vote` does."""
 
     def operation(self, name: str, source: Any, target: Any, read: int, written: int) -> Operation:
         """Return the operation that has begun on two tensors, given their addresses."""

@@ -279,7 +279,7 @@ def fill(
             else:
                 np.copyto(view, array, casting="unsafe")
             results[index] = view
-            reducer.step.ready(index)
+            reducer.step.mark_ready(index)
         if reducer.launch():
             reducer.submit(own)
     return results

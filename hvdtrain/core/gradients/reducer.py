@@ -154,7 +154,7 @@ class Reducer:
         if self.step.own is not None or not self.step.launched:
             return False
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
-        return self.channel.has_thread or self.step.complete
+        return self.channel.has_thread or self.step.all_launched
 
     def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""

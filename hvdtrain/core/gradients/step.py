@@ -207,16 +207,15 @@ class GradientStep(Operation):
         return self.progress.filled
 
     @property
-    def complete(self) -> bool:
-        """Whether all buckets are launched."""
+    def all_launched(self) -> bool:
         return self.progress.complete
 
     @property
     def all_ready(self) -> bool:
         return not any(self._missing)
 
-    def ready(self, index: int) -> bool:
-        """Mark a gradient as copied into its bucket, in the order of the current stream."""
+    def mark_ready(self, index: int) -> bool:
+        """Mark a gradient as copied, in its stream's order; return whether its bucket is full."""
         assert self._plan is not None
         if self.progress.between:
             with self._changed:
@@ -230,7 +229,7 @@ class GradientStep(Operation):
         return self._missing[number] == 0
 
     def launch_ready(self) -> None:
-        while not self.complete and self._missing[self.launched] == 0:
+        while not self.all_launched and self._missing[self.launched] == 0:
             self.launch()
 
     def launch(self, count: int | None = 1) -> None:
@@ -264,7 +263,7 @@ class GradientStep(Operation):
         ]
 
     def awaited_since(self) -> float | None:
-        return self._filled[-1] if self.complete and self._filled else None
+        return self._filled[-1] if self.all_launched and self._filled else None
 
     def abandon(self) -> None:
         # Other ranks may be blocked in any bucket, so contribute zeros.
@@ -282,7 +281,7 @@ class GradientStep(Operation):
     def execute(self, communicator: Communicator) -> None:
         communicators = communicators_of(communicator, self._exchange.hierarchical)
         assert self.own is not None
-        placed, complete = any(self._placed), self.complete
+        placed, complete = any(self._placed), self.all_launched
         self.info = info = agree_on_step(self.own, placed, complete, communicator)
         if info.filled:
             self._certain = len(self._buffers)

@@ -18,7 +18,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import VOTE_DONE, Gather, Pending, VoteSteps
+from hvdtrain.engines.communicator import VOTE_DONE, Gather, Pending, VoteCalls
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import (
     NodeArena,
@@ -336,7 +336,7 @@ class NodeVotedReduction:
         self._calls.cast(self._address, votes[:16], 0, source)
         return self.finish(self._calls.look(self._address, target))
 
-    def steps(self, count: int) -> VoteSteps | None:
+    def calls(self, count: int) -> VoteCalls | None:
         if self._calls is None or count >= self._least_shared:
             return None
         self._task.count = self._count = count

@@ -74,7 +74,7 @@ class _Plan:
     dtype: torch.dtype | None = None
     shape: torch.Size | None = None
     seen: Callable[[], object] = object
-    repeats: AllreducePlan | None = None  # the reduction, if it is of the tensor itself
+    repeatable: AllreducePlan | None = None  # the reduction, if it is of the tensor itself
 
 
 def allreduce_handle(
@@ -203,7 +203,7 @@ def _check(
         plan.terms, plan.dtype, plan.shape = terms, tensor.dtype, tensor.shape
         plan.seen = weakref.ref(tensor)
         if not plan.copies and plan.reduction.request.name == (name or ""):
-            plan.repeats = plan.reduction
+            plan.repeatable = plan.reduction
         keep_plan(plan, plan.channel, name, (terms, tensor.dtype, tensor.shape))
     return plan.reduction
 
@@ -376,9 +376,9 @@ def allreduce(
         reduction = _AVERAGE if op is None else op
         planned = (name, reduction, prescale_factor, postscale_factor, process_set)
         plan = _find(tensor, planned)
-        if plan is not None and plan.repeats is not None and not tensor.requires_grad:
+        if plan is not None and plan.repeatable is not None and not tensor.requires_grad:
             result: torch.Tensor | None
-            result = plan.channel.repeat(plan.repeats, name, tensor, _data_ptr, torch.empty_like)
+            result = plan.channel.repeat(plan.repeatable, name, tensor, _data_ptr, torch.empty_like)
             if result is not None:
                 monitor.exchanged += plan.elements
                 return result
@@ -470,8 +470,8 @@ def allreduce_(
         plan = _find(tensor, (name, reduction, prescale_factor, postscale_factor, process_set))
         if (
             plan is not None
-            and plan.repeats is not None
-            and plan.channel.repeat(plan.repeats, name, tensor, _data_ptr, None) is not None
+            and plan.repeatable is not None
+            and plan.channel.repeat(plan.repeatable, name, tensor, _data_ptr, None) is not None
         ):
             monitor.exchanged += plan.elements
             return tensor

@@ -59,7 +59,7 @@ def test_a_step_that_is_abandoned_brings_zeros_whatever_is_being_copied() -> Non
     step = GradientStep([Buffer.of(memory)], numbers, Average(), None, [copying])
     step.abandon()
     copying.settle(None)
-    assert step.complete
+    assert step.all_launched
     assert memory.tolist() == [0.0] * 4
 
 
