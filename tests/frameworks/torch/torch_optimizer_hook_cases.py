@@ -368,7 +368,7 @@ def a_gradient_takes_the_walk_of_the_page() -> None:
         (weights[0] + weights[1]).sum().backward()
     optimizer.step()
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    section = page.partition("\n## A gradient\n")[2].partition("\nFor TensorFlow")[0]
+    section = page.partition("\n## A gradient\n")[2].partition("\nFor Keras")[0]
     described = set(re.findall(r"`(hvdtrain/[\w/]+)\.py`", section))
     assert len(described) == 12
     taken = {module.replace(".", "/") for module in walked if module.startswith("hvdtrain.")}
