@@ -20,14 +20,15 @@ from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.membership import Context
 from hvdtrain.errors import UsageError, nearest_name
 from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report
-from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
-from hvdtrain.train.checkpoint.saver import (
+from hvdtrain.train.checkpoint import (
     LoadedCheckpoint,
+    TensorLibrary,
     checkpoint_files,
+    load_checkpoint,
     mark_best,
     newest_good,
+    position_of,
 )
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import (
     Array,

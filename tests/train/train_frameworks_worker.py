@@ -26,8 +26,12 @@ from hvdtrain.data.sampling import epoch_permutation, global_batch, steps_per_ep
 from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import Topology
-from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
-from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.checkpoint import (
+    checkpoint_files,
+    load_checkpoint,
+    position_of,
+    write_checkpoint,
+)
 from hvdtrain.train.keras.loop import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
@@ -187,7 +191,7 @@ def masks_of_dropout_go_on(directory: Path) -> bool:
 
     model, state = build()
     steps(model)
-    saved = state.snapshot().content()
+    saved = state.snapshot()()
     mine = directory / str(rank)
     mine.mkdir(parents=True)
     content = load_checkpoint(write_checkpoint(mine, 0, 2, {"epoch": 0, **saved}, "np"), "np")

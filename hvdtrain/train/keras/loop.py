@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +20,7 @@ from hvdtrain.data.sampling import Indices, rank_slice
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.checkpoint import TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.keras.fit import (
     BatchDataset,
@@ -43,16 +43,6 @@ from hvdtrain.train.recipe import Recipe
 _GENERATOR = "seed_generator_state"
 
 
-@dataclass(frozen=True)
-class KerasSnapshot:
-    """The state at one moment."""
-
-    saved: dict[str, Any]
-
-    def content(self) -> dict[str, Any]:
-        return self.saved
-
-
 class KerasTrainingState:
     """A Keras model and its optimizer, which is built."""
 
@@ -72,10 +62,11 @@ class KerasTrainingState:
     def reserve(self) -> None:
         """Do nothing: Keras returns new arrays for each snapshot."""
 
-    def snapshot(self) -> KerasSnapshot:
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
         arrays = {"model": self.weights(), "optimizer": self.optimizer_state()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
-        return KerasSnapshot({**own, "counters": self.counters()})
+        content = {**own, "counters": self.counters()}
+        return lambda: content
 
     @collective
     def average_statistics(self, ranks: int | None = None) -> None:
