@@ -187,8 +187,8 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
     location = options.recipe_location
     if location.path is None:
         title = f"recipe {options.recipe}"
-        name = options.recipe if options.framework == "torch" else f"{options.recipe}_keras"
-        function = import_module(f"hvdtrain.train.recipes.{name}").recipe
+        module = import_module(f"hvdtrain.train.recipes.{options.framework}_recipes")
+        function = getattr(module, options.recipe)
     else:
         title = f"{location.path}:{location.function}"
         function = _function(

@@ -81,7 +81,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
 # A step that never ends, in C, where Python handles no signal.
 ENDLESS = """
 from dataclasses import replace
-from hvdtrain.train.recipes.digits import recipe as digits
+from hvdtrain.train.recipes.torch_recipes import digits
 
 def loss(outputs, labels):
     print("in the step", flush=True)

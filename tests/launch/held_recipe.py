@@ -8,7 +8,6 @@ from typing import Any
 
 from hvdtrain.data.sampling import Indices
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.recipes.digits import recipe as recipe
 
 batches = StepPlan.batches
 

@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples as ImageSamples
 from hvdtrain.data.digits import load_digits
-from hvdtrain.train.recipes.text import Transformer
+from hvdtrain.train.recipes.torch_recipes import Transformer
 from hvdtrain_bench.analysis.judge import AVERAGE
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import PeerLibraries

@@ -19,8 +19,7 @@ from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import GlobalBatchSampler
 from hvdtrain.train import Callback, CallbackState, Recipe, fit
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.digits import recipe as digits
-from hvdtrain.train.recipes.parts import resnet
+from hvdtrain.train.recipes.torch_recipes import digits, resnet
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
 from hvdtrain_bench.cases.checked import WrongResultError
 from hvdtrain_bench.cases.models import small_mlp
