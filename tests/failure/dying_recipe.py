@@ -10,6 +10,7 @@ from torch import nn
 
 from hvdtrain.core import context
 from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.torch_recipes import digits
 
 
 def kill_on_rank_1(rank: int) -> None:

@@ -26,7 +26,7 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.torch.device import limit_threads, move_to
-from hvdtrain.train.torch.evaluation import call_model
+from hvdtrain.train.torch.loop import call_model
 from hvdtrain.train.torch.sources import Source, Step, make_source
 from hvdtrain.train.torch.update import plain_optimizer
 from hvdtrain_bench.compare.meters import (

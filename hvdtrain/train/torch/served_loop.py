@@ -24,8 +24,7 @@ from hvdtrain.train.parameter_server.rounds import (
     refuse_optimizer,
 )
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.torch.evaluation import average_model_buffers
-from hvdtrain.train.torch.loop import TorchLoop
+from hvdtrain.train.torch.loop import TorchLoop, average_model_buffers
 from hvdtrain.train.torch.sources import Batch, Step
 from hvdtrain.train.torch.update import plain_optimizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,6 @@ from hvdtrain.train.config_file import counted
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.torch.evaluation import Precision
 
 
 def plain_optimizer(
@@ -106,6 +105,32 @@ def _may_share(options: TrainOptions) -> bool:
     plain = options.make_exchange() is None and options.virtual_shards is None
     # The squares of a norm are summed in another order, and fp16 needs whole gradients.
     return plain and options.clip_norm is None and options.amp != "fp16"
+
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Mixed precision of operations; weights, gradients and optimizer state keep their types."""
+
+    def __init__(self, amp: str, device: torch.device) -> None:
+        self._device, self._type = device.type, _TYPES.get(amp)
+        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+        self.losses: list[torch.Tensor] = []
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context for a forward pass and its loss, but not for backward."""
+        if self._type is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._type)
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss to call backward() on."""
+        if self.scaler is None:
+            return loss
+        self.losses.append(loss.detach())
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        return scaled
 
 
 # Below this scale, gradients that overflow would overflow without scaling as well.
