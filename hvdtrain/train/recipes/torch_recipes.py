@@ -152,7 +152,7 @@ def synthetic(
     data = make_synthetic(samples, numbers, classes, data_seed)
     if len(numbers) == 1:
         hidden = 16 * width
-        layers = [nn.Linear(*numbers, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+        layers = [nn.Linear(numbers[0], hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
         model: nn.Module = nn.Sequential(*layers, nn.Linear(hidden, classes))
     else:
         model = resnet(classes, width, stages=3, blocks=1, channels=numbers[0])
