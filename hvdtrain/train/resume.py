@@ -181,13 +181,13 @@ class RunState:
     """How far a run has got, where its results are, and what it trains.
 
     Attributes:
-        progress: what has been done at the last pause; after stop() by this rank.
+        progress: what has been done at the last pause; once others have ended, by this rank.
         pausing: where a pause that is under way began. Survivors of others take it again if one of
-            them was in it. After stop(): where this rank may have to begin again.
+            them was in it. Once others have ended: where this rank may have to begin again.
         taken: steps since `progress`.
         pause_due: whether a pause follows the steps taken.
         trained: the weights and everything else that checkpoints hold.
-        epoch_samples: samples of an epoch, after stop().
+        epoch_samples: samples of an epoch, once others have ended.
         failures, joins: ranks that were lost and that have joined before this start.
     """
 
@@ -218,17 +218,6 @@ class RunState:
         """Return progress with the current times."""
         communicate = self._blocked.seconds - self._communicate_from
         return replace(progress, total_seconds=self.total_seconds, communicate_seconds=communicate)
-
-    def stop(self, global_batch_size: int, epoch_samples: int) -> None:
-        """Note how far this rank has got when others ended."""
-        last, self.epoch_samples = self.progress, epoch_samples
-        if self.pausing is not None:
-            self.pausing = self.timed(self.pausing)
-        if self.taken:
-            done = min(last.done + self.taken * global_batch_size, epoch_samples)
-            samples = last.samples + done - last.done
-            last = replace(last, done=done, step=last.step + self.taken, samples=samples)
-        self.progress = self.timed(last)
 
     @property
     def paused(self) -> bool:

@@ -140,10 +140,6 @@ def _arrays(variables: Sequence[Any]) -> dict[str, Array]:
     return {v.path: keras.ops.convert_to_numpy(v) for v in variables}
 
 
-def _normalizes(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization)
-
-
 _EVALUATION_BATCH = 1024
 
 
@@ -165,7 +161,8 @@ class KerasLoop(TrainingLoop):
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
         self._step_plan, self._recipe, self._model = step_plan, recipe, recipe.model
-        self._pads = not any(map(_normalizes, self._model._flatten_layers()))
+        layers, normalization = self._model._flatten_layers(), keras.layers.BatchNormalization
+        self._pads = not any(isinstance(layer, normalization) for layer in layers)
         self._schedule = StepPlanSchedule(step_plan)
         options = step_plan.options
         self._optimizer = self._make_optimizer()
@@ -205,16 +202,6 @@ class KerasLoop(TrainingLoop):
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
 
-    def _require_samples_on_all_ranks(self, batches: Sequence[Indices]) -> None:
-        """Refuse BatchNormalization where a rank would have no sample for the last step."""
-        plan = self._step_plan
-        ranks = plan.options.worker_count(plan.topology.size)
-        if not self._pads and batches and len(batches[-1]) < ranks:
-            raise UsageError(
-                f"the last batch of an epoch has {counted(len(batches[-1]), 'sample')} for {ranks} "
-                "ranks, and BatchNormalization needs one on each: give another --global-batch-size"
-            )
-
     @property
     def _rows(self) -> int | None:
         """Samples in each batch of this rank, padding included; None: there is none."""
@@ -244,10 +231,15 @@ class KerasLoop(TrainingLoop):
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         first = self._step_plan.position(epoch, done)
-        batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
-        self._require_samples_on_all_ranks(batches)
-        counts = accumulate((len(batch) for batch in batches), initial=done)
-        before, plan = list(counts), self._step_plan
+        plan = self._step_plan
+        batches = [batch for _, batch in plan.batches(epoch, done)]
+        ranks = plan.options.worker_count(plan.topology.size)
+        if not self._pads and batches and len(batches[-1]) < ranks:
+            raise UsageError(
+                f"the last batch of an epoch has {counted(len(batches[-1]), 'sample')} for {ranks} "
+                "ranks, and BatchNormalization needs one on each: give another --global-batch-size"
+            )
+        before = list(accumulate((len(batch) for batch in batches), initial=done))
 
         def note(step: int) -> None:
             batch = batches[step]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -207,10 +207,11 @@ class TorchTrainingState:
     def _unchanged_until_step(self, states: Mapping[Any, Any]) -> set[int]:
         """Return the addresses of tensors in host memory that only optimizer steps change."""
         averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
+        values = (v for s in states.values() if isinstance(s, Mapping) for v in s.values())
         tensors = chain(
             (p for p in self._model.parameters() if p.requires_grad),
             *(average.parameters() for average in averages),
-            _elementwise(states),
+            (v for v in values if isinstance(v, torch.Tensor) and v.ndim),
         )
         return {tensor.data_ptr() for tensor in tensors if tensor.device.type == "cpu"}
 
@@ -257,14 +258,6 @@ def _require_values(value: Any, path: tuple[str, ...]) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _require_values(item, (*path, str(key)))
-
-
-def _elementwise(states: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of states that have an element for each element of a parameter."""
-    for state in states.values():
-        for value in state.values() if isinstance(state, Mapping) else ():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                yield value
 
 
 def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
