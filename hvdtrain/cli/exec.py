@@ -137,7 +137,8 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     )
     if done.returncode != 0:
         sys.exit(done.returncode)
-    return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))
+    facts = json.loads(done.stdout.splitlines()[-1]).items()
+    return ClusterRank(**{name: tuple(v) if isinstance(v, list) else v for name, v in facts})
 
 
 @collective

@@ -6,11 +6,10 @@ import json
 import random
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import interface_address
@@ -79,12 +78,6 @@ class ClusterRank:
     node: int
     addresses: tuple[str, ...]
     control_addresses: tuple[str, ...] = ()
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> ClusterRank:
-        """Return the place of a rank that has printed these fields as JSON, with lists."""
-        lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-        return cls(**{**facts, **lists})
 
 
 def torch_variables(place: ClusterRank) -> dict[str, str]:
