@@ -20,13 +20,9 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """A map-style data set: [index] returns (characters, the character that follows each).
+    """A map-style data set: [index] returns (characters, the character that follows each)."""
 
-    Attributes:
-        tokens: int64 numbers of the characters of the text, [n].
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # the numbers of the characters of the text, [n]
     context: int
 
     def __len__(self) -> int:

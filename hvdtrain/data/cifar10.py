@@ -16,8 +16,6 @@ from hvdtrain.data.files import data_folder, missing_files, read_bytes
 from hvdtrain.data.images import standardized_colors
 from hvdtrain.errors import UsageError
 
-__all__ = ["CLASSES", "load_cifar10"]
-
 _IMAGE_BYTES = 3 * 32 * 32
 
 
@@ -99,9 +97,6 @@ def load_cifar10(data_dir: Path | None) -> Dataset:
     """Load the images, standardized float32 [n, 3, 32, 32], and labels from 0 to 9.
 
     If both versions of the files are there, the binary one is used.
-
-    Raises:
-        UsageError: a file is missing or damaged.
     """
     folder = data_folder(data_dir, "cifar10", _LAYOUT)
     stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -149,8 +144,5 @@ def _checked(path: Path, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.u
 
 
 def _samples(batches: list[_Batch]) -> Samples:
-    images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32)
-    return Samples(
-        standardized_colors(images),
-        np.concatenate([labels for _, labels in batches]).astype(np.int64),
-    )
+    images, labels = map(np.concatenate, zip(*batches, strict=True))
+    return Samples(standardized_colors(images.reshape(-1, 3, 32, 32)), labels.astype(np.int64))

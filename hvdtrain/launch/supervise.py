@@ -118,11 +118,8 @@ class Launches:
     """Runs launchers one after the other, passes signals on to them, and ends what they leave.
 
     Signals stay blocked from the first run on: this process is about to end with the code that
-    run() returns, and a late signal must not interrupt its cleanup.
-
-    Args:
-        interrupts: what a launcher gets for the first, second ... Ctrl-C in place of SIGINT.
-        verbose: whether to print all that a launcher says.
+    run() returns, and a late signal must not interrupt its cleanup. `interrupts` are what a
+    launcher gets for the first, second ... Ctrl-C in place of SIGINT.
     """
 
     def __init__(

@@ -121,17 +121,11 @@ def _bool(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ValueKind:
-    """A type of values, of options and of arguments of recipes.
+    """A type of values, of options and of arguments of recipes."""
 
-    Attributes:
-        words: description for people.
-        read: returns the value that a text represents, or raises ValueError.
-        accepted: the type that Python values must have.
-    """
-
-    words: str
-    read: Callable[[str], Any]
-    accepted: type
+    words: str  # for people
+    read: Callable[[str], Any]  # returns the value that a text represents, or raises ValueError
+    accepted: type  # of Python values
 
 
 KINDS: Mapping[Any, ValueKind] = {

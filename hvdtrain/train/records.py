@@ -69,18 +69,14 @@ def usage_errors(directory: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RanksLost:
-    """Ranks that ended while the others continued.
-
-    Attributes:
-        seconds: time from the notice until the others were ready for the next step.
-    """
+    """Ranks that ended while the others continued."""
 
     step: int
     epoch: float
     trained_seconds: float
     lost: Sequence[int]
     ranks: int
-    seconds: float
+    seconds: float  # from the notice until the others were ready for the next step
     global_batch_size: int
     scaled_lr: float
     left: bool = False
@@ -89,18 +85,14 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class RanksJoined:
-    """Ranks that joined the others.
-
-    Attributes:
-        seconds: time from the last step of the others until all were ready for the next one.
-    """
+    """Ranks that joined the others."""
 
     step: int
     epoch: float
     trained_seconds: float
     joined: Sequence[int]
     ranks: int
-    seconds: float
+    seconds: float  # from the last step of the others until all were ready for the next one
     start_seconds: float
     global_batch_size: int
     scaled_lr: float

@@ -178,29 +178,21 @@ def _count(content: Mapping[str, Any], name: str, kinds: tuple[type, ...] = (int
 
 @dataclass
 class RunState:
-    """How far a run has got, where its results are, and what it trains.
-
-    Attributes:
-        progress: what has been done at the last pause; once others have ended, by this rank.
-        pausing: where a pause that is under way began. Survivors of others take it again if one of
-            them was in it. Once others have ended: where this rank may have to begin again.
-        taken: steps since `progress`.
-        pause_due: whether a pause follows the steps taken.
-        trained: the weights and everything else that checkpoints hold.
-        epoch_samples: samples of an epoch, once others have ended.
-        failures, joins: ranks that were lost and that have joined before this start.
-    """
+    """How far a run has got, where its results are, and what it trains."""
 
     directory: Path
+    # At the last pause; once others have ended, of this rank.
     progress: Progress = field(default_factory=Progress)
     origin: str = ""
     resumed: bool = False
+    # Where a pause that is under way began. Survivors of others take it again if one of them was in
+    # it. Once others have ended: where this rank may have to begin again.
     pausing: Progress | None = None
-    taken: int = 0
-    pause_due: bool = False
-    trained: Any = None
-    epoch_samples: int = 0
-    failures: Sequence[RanksLost] = ()
+    taken: int = 0  # steps since `progress`
+    pause_due: bool = False  # after the steps taken
+    trained: Any = None  # the weights and everything else that checkpoints hold
+    epoch_samples: int = 0  # once others have ended
+    failures: Sequence[RanksLost] = ()  # before this start, as `joins`
     joins: Sequence[RanksJoined] = ()
 
     def start_clock(self, world: Context) -> None:
@@ -339,7 +331,11 @@ class StateLoader:
                 prepare_directory(directory)
                 (directory / MARKER).unlink(missing_ok=True)  # of an earlier start
                 drop_lines_after(directory, progress.step)
-                _mark_if_best(directory, path, progress)
+                best = progress.best
+                inside = path is not None and path.resolve().parent == directory.resolve()
+                # Of a run that was killed after writing it and before marking it.
+                if path is not None and inside and best and best.step == progress.step:
+                    mark_best(path)
         return RunState(directory, progress, origin, path is not None)
 
     def _restore(self, epoch_samples: int, state: TrainingState) -> Progress:
@@ -394,14 +390,6 @@ def _near(place: Path) -> str:
     runs = [path for path in place.absolute().parent.glob("*/") if checkpoint_files(path)]
     near = nearest_name(place.name, (path.name for path in runs if path.name != place.name), 0.8)
     return f" (did you mean {place.with_name(near)}?)" if near else ""
-
-
-def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> None:
-    """Mark the best checkpoint for a run that was killed after writing it and before marking it."""
-    best = progress.best
-    inside = resumed is not None and resumed.resolve().parent == directory.resolve()
-    if resumed is not None and inside and best is not None and best.step == progress.step:
-        mark_best(resumed)
 
 
 def _refuse_to_mix(options: TrainOptions, resumed: Path | None) -> None:

@@ -158,8 +158,7 @@ def train(
 ) -> Summary | None:
     """Train a recipe and write its results (collective; initializes hvdtrain).
 
-    Args:
-        noted: signals that a caller notes, before and after this run, too.
+    `noted` are signals that a caller notes, before and after this run, too.
     """
     options = announced(options if options.dry_run is None else options.without_traces())
     with StopSignals() if noted is None else nullcontext(noted) as signals:

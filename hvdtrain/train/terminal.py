@@ -223,13 +223,10 @@ def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
 
 
 class Terminal:
-    """Prints lines, with a progress bar below them if there is a terminal to show it.
-
-    Args:
-        log: the file that keeps the lines, also of those who print none.
-    """
+    """Prints lines, with a progress bar below them if there is a terminal to show it."""
 
     def __init__(self, prints: bool, bar: bool, log: Path | None = None) -> None:
+        """Take what to do; `log` keeps the lines, also of those who print none."""
         self._prints, self._log = prints, log
         self._bar: Bar | None = _new_bar() if prints and bar else None
 

@@ -135,26 +135,19 @@ _STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
 
 @dataclass(frozen=True)
 class HeartbeatReport:
-    """The result of one exchange.
-
-    Attributes:
-        blocked: seconds in which each rank waited for communication, [N].
-    """
+    """The result of one exchange."""
 
     seconds: float
     steps: int
-    blocked: npt.NDArray[np.float64]
+    blocked: npt.NDArray[np.float64]  # seconds in which each rank waited for communication, [N]
     resources: npt.NDArray[np.float64]
 
 
 class Heartbeat:
-    """Exchanges a few numbers between ranks after the same steps, about twice a second.
-
-    Args:
-        timers: seconds of rank 0's clock after which something is due, by name.
-    """
+    """Exchanges a few numbers between ranks after the same steps, about twice a second."""
 
     def __init__(self, world: Context, signals: StopSignals, timers: Mapping[str, float]) -> None:
+        """Take the seconds of rank 0's clock after which something is due, by name."""
         self.stop_rank: int | None = None
         self.leaving: tuple[int, ...] = ()
         self.joins = False

@@ -79,7 +79,14 @@ def distributed_optimizer(
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer
     if sharded is None:
-        sharded = _may_share(options) and shares_exactly(own, "sharing the optimizer's work")
+        # Where ranks can be lost, steps would be taken again. The squares of a norm are summed in
+        # another order, and fp16 needs whole gradients.
+        sharded = (
+            context.current().failures is None
+            and (exchange, options.virtual_shards, options.clip_norm) == (None, None, None)
+            and options.amp != "fp16"
+            and shares_exactly(own, "sharing the optimizer's work")
+        )
     if not sharded:  # which makes gradients dense
         _require_dense_state(model, own)
     try:
@@ -96,15 +103,6 @@ def distributed_optimizer(
         if exchange is None:
             raise
         raise UsageError(f"--exchange {options.exchange}: {error}") from error
-
-
-def _may_share(options: TrainOptions) -> bool:
-    """Return whether it is free to share the optimizer's work, and has the same results."""
-    if context.current().failures is not None:  # steps would be taken again when ranks are lost
-        return False
-    plain = options.make_exchange() is None and options.virtual_shards is None
-    # The squares of a norm are summed in another order, and fp16 needs whole gradients.
-    return plain and options.clip_norm is None and options.amp != "fp16"
 
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
