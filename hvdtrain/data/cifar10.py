@@ -74,7 +74,6 @@ class _Unpickler(pickle.Unpickler):
     """Knows the names that a batch needs, and refuses all others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class that stands for a name."""
         if (module, name) not in _KNOWN:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no such batch needs")
         return _KNOWN[module, name]

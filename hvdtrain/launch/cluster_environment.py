@@ -69,8 +69,6 @@ _ROLES = ("chief", "master", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class ClusterRank:
-    """The place of this rank in the job."""
-
     rank: int
     size: int
     local_rank: int

@@ -87,7 +87,6 @@ def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> Launc
 
 
 def _places(request: LaunchRequest, hosts: Sequence[Host]) -> int | None:
-    """Return how many ranks fit on hosts, if that is known."""
     slots = [request.per_node or host.slots for host in hosts]
     known = [count for count in slots if count is not None]
     return sum(known) if len(known) == len(slots) else None

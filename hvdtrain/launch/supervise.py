@@ -44,8 +44,6 @@ _LAUNCHER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Session:
-    """The resources of one job."""
-
     folder: str
     lifeline: int
 

@@ -308,8 +308,6 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint and its content."""
-
     path: Path | None = None
     content: dict[str, Any] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)

@@ -75,8 +75,6 @@ _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
 
 
 class RecipeLocation(NamedTuple):
-    """Where the function of a recipe is."""
-
     path: Path | None
     function: str
 

@@ -106,8 +106,6 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """One line of metrics.jsonl or steps.jsonl."""
-
     epoch: float
     step: int
     split: str

@@ -111,8 +111,6 @@ class Run:
 
     @collective
     def _call(self, moment: str, train: Callable[[], Values] = Values) -> None:
-        """Call the callbacks at a moment."""
-
         def state() -> CallbackState:
             loop, topology = self._loop, self._world.topology
             test = {} if self._evaluated is None else self._evaluated.values
@@ -402,7 +400,6 @@ class Run:
 
     @collective
     def _final_values(self) -> Values:
-        """Return the evaluation of the final weights."""
         last, step = self._evaluated, self._progress.step
         changed = self._callbacks.take("on_train_end")
         known = last is not None and last.step == step

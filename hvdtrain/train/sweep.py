@@ -108,14 +108,12 @@ def _option_name(name: str) -> str:
 
 
 def with_values(options: TrainOptions, values: Mapping[str, Any]) -> TrainOptions:
-    """Return options with the values of a trial."""
     arguments = {n.removeprefix(_SET): v for n, v in values.items() if n.startswith(_SET)}
     others = {name: value for name, value in values.items() if name in _OF_TRIALS}
     return replace(options, set={**options.set, **arguments}, **others)
 
 
 def command_line(options: TrainOptions) -> str:
-    """Return the command that trains with options."""
     words = ["python", "-m", "hvdtrain", "train", options.recipe]
     for one in OPTIONS[1:]:
         value = getattr(options, one.name)
@@ -367,8 +365,6 @@ class _Reports(Callback):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial has ended."""
-
     state: str
     seconds: float
     value: float | None = None
@@ -484,7 +480,6 @@ def _train(
     study: _Study | None,
     signals: StopSignals,
 ) -> Outcome:
-    """Train one trial."""
     began, value, problem, state = time.perf_counter(), None, "", "FAIL"
     try:
         options = with_values(options, values)

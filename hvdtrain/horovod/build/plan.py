@@ -117,8 +117,6 @@ _MPI_VENDORS = ("openmpi", "intelmpi", "mpich")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools of a build."""
-
     compiler: tuple[str, ...]
     cmake: Path | None
     mpicxx: Path
@@ -244,7 +242,6 @@ class BuildPlan:
 
 
 def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> BuildPlan:
-    """Return the plan for this environment and the cache."""
     faults: list[str] = []
     versions = installed_versions({"torch", "tensorflow"}.difference(without))
     if not versions:

@@ -64,8 +64,6 @@ def require_backend(name: str) -> None:
 
 
 class GradientReduction:
-    """Reduces the gradients of an optimizer."""
-
     def __init__(
         self,
         settings: GradientSettings,

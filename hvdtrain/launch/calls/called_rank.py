@@ -100,7 +100,6 @@ def node_name() -> str:
 
 
 def connected(address: str, key: bytes) -> Connection:
-    """Return a connection to the caller."""
     if address.startswith("/"):
         return Client(address, "AF_UNIX", authkey=key)
     for place in address.split(","):

@@ -310,8 +310,6 @@ def read_flux(source: HostText) -> list[Host]:
 
 @dataclass(frozen=True)
 class Format:
-    """A format for a list of hosts."""
-
     read: Callable[[HostText], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
@@ -396,7 +394,6 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
 
 
 def read_file(path: str) -> HostText:
-    """Return the text of a hostfile."""
     file = Path(path)
     where = f"hostfile {path}"
     if not os.path.exists(path):

@@ -349,7 +349,6 @@ NAMES = ("mpirun", *_OF_SCHEDULERS)
 
 
 def own_launcher(library: MpiLibrary, path: str) -> Launcher:
-    """Return the launcher of an MPI library, at a path."""
     kind = library.vendor if library.vendor in LAUNCHERS else "mpich"
     if library.vendor == "openmpi" and library.major == "4":
         kind = "openmpi 4"

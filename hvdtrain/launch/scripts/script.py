@@ -208,7 +208,6 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_file(path: Path) -> Settings:
-    """Return the settings in a file."""
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:

@@ -17,8 +17,6 @@ ASYNC, SYNC = "async", "sync"
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """The options of the parameter server."""
-
     servers: int = 1
     mode: str = ASYNC
     staleness: int = 4
