@@ -412,7 +412,6 @@ def _reduce_once() -> None:
 def _hook(
     method: str, replacement: Callable[[Callable[[], object], dict[str, Any]], object]
 ) -> None:
-    """Replace a method of every model."""
     owner: Any = next(kind for kind in keras.Model.__mro__ if method in vars(kind))
     original = getattr(owner, method)
     if hasattr(original, "hvdtrain_hooked"):

@@ -121,7 +121,6 @@ def parse_roles(text: str) -> list[str]:
 
 
 def check_roles(roles: Sequence[str], size: int) -> None:
-    """Check that each rank has a role."""
     if len(roles) != size:
         raise UsageError(f"--roles are of {len(roles)} ranks, but there are {size}")
 

@@ -209,8 +209,6 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """The name of a checkpoint file, parsed."""
-
     kind: str
     epoch: int
     samples: int
@@ -319,7 +317,6 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 
 def best_file(directory: Path) -> Path | None:
-    """Return the best checkpoint of a run, or None."""
     return next((path for path, name in _files(directory) if name.kind == BEST), None)
 
 
@@ -458,7 +455,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def problems(self) -> list[str]:

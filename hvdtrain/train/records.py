@@ -85,8 +85,6 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class RanksJoined:
-    """Ranks that joined the others."""
-
     step: int
     epoch: float
     trained_seconds: float

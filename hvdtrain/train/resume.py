@@ -240,7 +240,6 @@ class WorldSettings:
 
     @collective
     def apply(self, loop: TrainingLoop, world: Context) -> None:
-        """Apply the order of gradients."""
         if self.size == world.topology.size and self.plan is not None:
             loop.use_bucket_plan(self.plan)
 

@@ -373,8 +373,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that is asked for."""
-
     options: TrainOptions  # of all trials; `out` is the directory of the sweep
     search: Sequence[Parameter]
     trials: int  # to end, those before a resume included

@@ -246,7 +246,6 @@ class Efficiency:
 
 
 def rows(case: Case) -> list[ComparedContender]:
-    """Compare every contender of a case with its base."""
     return compared(case.values, case.base, _same(case))
 
 

@@ -147,8 +147,6 @@ class Failure:
 
 @dataclass
 class _Step:
-    """A step of all ranks of a world."""
-
     samples: list[int] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     ranks: int = 0
@@ -201,7 +199,6 @@ def failure_of(
 
 
 def _worlds(notes: Mapping[int, Sequence[Note]]) -> dict[int, list[_Step]]:
-    """Return the steps of each world, in order."""
     found: dict[int, list[_Step]] = {}
     for lines in notes.values():
         steps: list[_Step] = []

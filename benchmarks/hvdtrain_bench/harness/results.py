@@ -14,8 +14,6 @@ from hvdtrain.train.records import new_directory, prepare_directory
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """A contender, as it was in its turn."""
-
     name: str
     library: str
     torch_threads: int  # of a rank, with which torch computes

@@ -161,7 +161,6 @@ def later_seconds(cluster: Cluster, scheme: Scheme, ranks: int, buckets: Sequenc
 
 
 def optimizer_share(cluster: Cluster, scheme: Scheme, ranks: int) -> float:
-    """Return the share of the optimizer's work that a rank has."""
     return 1 / _sharers(cluster, ranks) if scheme.sharded else 1.0
 
 
@@ -259,7 +258,6 @@ class PredictionInterval:
 
 
 def interval_of(values: Sequence[float]) -> PredictionInterval:
-    """Return the interval of values that are equally likely."""
     if len(set(values)) == 1:
         return PredictionInterval(values[0], values[0], values[0])
     cuts = quantiles(values, n=_PARTS, method="inclusive")

@@ -143,7 +143,6 @@ PROGRAMS: Mapping[str, tuple[Callable[[Player], None], Callable[[int, int], int]
 
 
 def player_of(name: str, communicator: Communicator) -> Player:
-    """Return what plays one of PROGRAMS on this rank."""
     role_of, size = PROGRAMS[name][1], communicator.size
     roles = [role_of(rank, size) for rank in range(size)]
     return Player(communicator, roles[communicator.rank], roles)

@@ -227,8 +227,6 @@ def _run(
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The plan of one run of `build-horovod`."""
-
     target: Target
     folder: Path
     source: Path | Toolchain

@@ -141,8 +141,6 @@ def build_and_install(plan: BuildPlan, wheel_only: bool) -> Path:
 
 
 class _Workshop:
-    """A directory with tools of its own."""
-
     def __init__(self, folder: Path, log: Log, plan: BuildPlan) -> None:
         self._folder, self._log, self._plan = folder, log, plan
         (folder / "tmp").mkdir()

@@ -95,7 +95,6 @@ class GradientReduction:
 
     @property
     def has_local(self) -> bool:
-        """Whether gradients of some variables are not reduced."""
         return bool(self._local)
 
     def shared_of(self, variables: Sequence[KerasVariable]) -> list[KerasVariable]:

@@ -49,8 +49,6 @@ class Arrival:
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What a rank sends back."""
-
     rank: int
     content: bytes
     failure: str = ""

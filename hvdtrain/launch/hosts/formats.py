@@ -432,7 +432,6 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 
 def write_hosts(hosts: Sequence[Host], form: str) -> str:
-    """Return the text that lists hosts in a format."""
     for host in hosts:
         check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
     return FORMATS[form].write(hosts)

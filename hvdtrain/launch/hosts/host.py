@@ -52,7 +52,6 @@ class HostText:
 
 
 def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
-    """Return a host's name, if it is a valid one."""
     if _PLACEHOLDER.fullmatch(name):
         raise HostfileError(where, name, "is a placeholder: replace it by the name of a host")
     if _NAME.fullmatch(name) and len(name) <= 253:

@@ -49,7 +49,6 @@ class Launcher:
     vendor: str = ""
 
     def command(self, request: LaunchRequest, environ: _Environ) -> LaunchCommand:
-        """Return the command that starts what is asked for."""
         if request.timestamps and not self.time:
             raise UsageError(f"{self.title} cannot add timestamps to its output: {self.no_time}")
         flags = self.flags(self, request, environ)

@@ -135,8 +135,6 @@ _STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
 
 @dataclass(frozen=True)
 class HeartbeatReport:
-    """The result of one exchange."""
-
     seconds: float
     steps: int
     blocked: npt.NDArray[np.float64]  # seconds in which each rank waited for communication, [N]

@@ -100,8 +100,6 @@ class Pushes:
 
 @dataclass(frozen=True)
 class Update:
-    """One step of the optimizer."""
-
     round: int
     weights: Mapping[int, float]
 

@@ -200,7 +200,6 @@ class Server:
         return done
 
     def _take_request(self) -> None:
-        """Wait for a request of any worker, and take it."""
         worker: int | None = None
 
         def is_asked() -> bool:

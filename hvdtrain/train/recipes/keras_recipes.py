@@ -30,7 +30,6 @@ class _Smoothed(keras.losses.Loss):  # type: ignore[misc]
         self._label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return one loss for each sample."""
         ops = keras.ops
         labels = ops.reshape(ops.cast(y_true, "int32"), [-1])
         targets = ops.one_hot(labels, y_pred.shape[-1], dtype=y_pred.dtype)
