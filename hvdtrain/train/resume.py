@@ -238,11 +238,6 @@ class WorldSettings:
         if threads is not None:
             framework.use_threads(threads)
 
-    @collective
-    def apply(self, loop: TrainingLoop, world: Context) -> None:
-        if self.size == world.topology.size and self.plan is not None:
-            loop.use_bucket_plan(self.plan)
-
 
 def world_settings(
     world: Context, loop: TrainingLoop, threads: tuple[int | None, ...]

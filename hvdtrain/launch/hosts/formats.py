@@ -37,7 +37,11 @@ _HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
 
 def read_open_mpi(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once."""
-    _refuse_open_comment(source)
+    last = source.text.rpartition("\n")[2]
+    if any(comment[1] for comment in _COMMENT.finditer(last)):
+        where = f"{source.name}:{len(source.text.splitlines())}"
+        mend = "Open MPI needs a newline after a comment: end this line with one"
+        raise HostfileError(where, "", mend)
     listed: list[tuple[str, Host]] = []
     for where, line in source.lines():
         text = _COMMENT.sub(" ", line)
@@ -47,14 +51,6 @@ def read_open_mpi(source: HostText) -> list[Host]:
         if tokens:
             listed.append((where, _host(tokens, where)))
     return _once(listed)
-
-
-def _refuse_open_comment(source: HostText) -> None:
-    last = source.text.rpartition("\n")[2]
-    if any(comment[1] for comment in _COMMENT.finditer(last)):
-        where = f"{source.name}:{len(source.text.splitlines())}"
-        mend = "Open MPI needs a newline after a comment: end this line with one"
-        raise HostfileError(where, "", mend)
 
 
 def _host(tokens: Sequence[str], where: str) -> Host:

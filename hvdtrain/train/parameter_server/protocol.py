@@ -81,21 +81,17 @@ class Pushes:
 
     def record(self) -> dict[str, Any]:
         """Return the counts for summary.json."""
+        total = sum(value * count for value, count in self.staleness.items())
         return {
             "applied": self.applied,
             "dropped": self.dropped,
-            "mean_staleness": self.mean,
+            "mean_staleness": total / max(self.applied, 1),
             "staleness": {str(value): self.staleness[value] for value in sorted(self.staleness)},
         }
 
     @property
     def applied(self) -> int:
         return self.staleness.total()
-
-    @property
-    def mean(self) -> float:
-        """The mean staleness of the applied gradients; 0 if there are none."""
-        return sum(value * count for value, count in self.staleness.items()) / max(self.applied, 1)
 
 
 @dataclass(frozen=True)
