@@ -132,7 +132,7 @@ def start(ranks: int, environ: Mapping[str, str], *arguments: object) -> float:
 def main() -> None:
     """Print a line for each model."""
     from hvdtrain_bench.cases.models import MODELS
-    from hvdtrain_bench.harness.settings import MODELS as NAMES
+    from hvdtrain_bench.harness.results import MODELS as NAMES
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-np", type=int, default=2, help="ranks (2)")

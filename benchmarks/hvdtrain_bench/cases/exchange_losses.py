@@ -6,7 +6,7 @@ import math
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from hvdtrain_bench.analysis.judge import AVERAGE
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.harness.results import MeasurementSettings
 from hvdtrain_bench.harness.turns import Bench, in_turns
 
 _CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
@@ -99,14 +99,6 @@ def _sgd(module: nn.Module) -> Optimizer:
     return SGD(module.parameters(), lr=0.05, momentum=0.9)
 
 
-def _adamw(module: nn.Module) -> Optimizer:
-    return AdamW(module.parameters(), lr=1e-3)
-
-
-def _character_transformer() -> nn.Module:
-    return Transformer(_ASCII, _CONTEXT, 64, 2, 4)
-
-
 def _cosine(step: int, steps: int) -> float:
     """Rise over the first twentieth of the steps, then follow half a period of a cosine to 0."""
     rising = steps // 20
@@ -115,16 +107,17 @@ def _cosine(step: int, steps: int) -> float:
     return (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
 
 
+_TEXT = LossTask(
+    "character transformer",
+    _text,
+    lambda: Transformer(_ASCII, _CONTEXT, 64, 2, 4),
+    lambda module: AdamW(module.parameters(), lr=1e-3),
+)
+_DECAY = "character transformer whose learning rate decays"
 TASKS = {
     "digits": LossTask("MLP on digits", lambda: _digits(8), _digits_network, _sgd),
-    "text": LossTask("character transformer", _text, _character_transformer, _adamw),
-    "text-decay": LossTask(
-        "character transformer whose learning rate decays",
-        _text,
-        _character_transformer,
-        _adamw,
-        _cosine,
-    ),
+    "text": _TEXT,
+    "text-decay": replace(_TEXT, title=_DECAY, factor=_cosine),
     "mnist-cnn": LossTask(
         "MNIST CNN on digits", lambda: _digits(28), MODELS["mnist-cnn"].build, _sgd
     ),

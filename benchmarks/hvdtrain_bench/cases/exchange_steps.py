@@ -17,7 +17,7 @@ from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.harness.network import sent_bytes
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import MeasurementSettings, turn_steps
+from hvdtrain_bench.harness.results import MeasurementSettings, turn_steps
 from hvdtrain_bench.harness.turns import Bench, Contender
 
 _FIRST_STEPS = 2

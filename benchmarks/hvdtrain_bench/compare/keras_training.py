@@ -28,12 +28,15 @@ from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain_bench.compare.meters import (
     EVALUATED_TOGETHER,
+    ContenderTask,
     Division,
     ExactDivision,
+    ProcessPlace,
+    RankResult,
     ShardedDivision,
     StepMeter,
+    Weights,
 )
-from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 
 
 @dataclass(frozen=True)
@@ -215,10 +218,6 @@ def _evaluate(
     return own, scores
 
 
-def _one(task: ContenderTask, place: ProcessPlace) -> Approach:
-    return Approach(library=f"Keras {keras.__version__} on {keras.backend.backend()}")
-
-
 def _hvdtrain(task: ContenderTask, place: ProcessPlace) -> Approach:
     import hvdtrain.keras as hvd
     from hvdtrain import __version__
@@ -315,7 +314,7 @@ def _jax_distribution(task: ContenderTask, place: ProcessPlace) -> Approach:
 
 
 _WAYS: Mapping[str, Callable[[ContenderTask, ProcessPlace], Approach]] = {
-    "one": _one,
+    "one": lambda *_: Approach(f"Keras {keras.__version__} on {keras.backend.backend()}"),
     "hvdtrain": _hvdtrain,
     "horovod": _horovod,
     "mirrored": _mirrored,

@@ -37,7 +37,7 @@ from hvdtrain.core.exchanges.measured_costs import rehearse, small
 from hvdtrain.core.gradients.bucket_size import fit_cost
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.types import DType
-from hvdtrain_bench.harness.settings import SHARDED, period_of
+from hvdtrain_bench.harness.results import SHARDED, period_of
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,6 @@ def later_seconds(cluster: Cluster, scheme: Scheme, ranks: int, buckets: Sequenc
     if scheme.period > 1:
         return sum(backward_seconds(cluster, AVERAGE, ranks, n) for n in buckets) / scheme.period
     return sum(_gathering(cluster, scheme, ranks, nbytes) for nbytes in buckets)
-
-
-def optimizer_share(cluster: Cluster, scheme: Scheme, ranks: int) -> float:
-    return 1 / _sharers(cluster, ranks) if scheme.sharded else 1.0
 
 
 def _sharers(cluster: Cluster, ranks: int) -> int:
@@ -360,9 +356,10 @@ def step_seconds(
 
 def seconds_on(work: Work, ranks: int, cluster: Cluster, scheme: Scheme = AVERAGE) -> float:
     """Return the time of a step on a cluster, or its mean if not all steps communicate."""
+    sharers = _sharers(cluster, ranks) if scheme.sharded else 1
     own = replace(
         work,
-        optimizer_seconds=work.optimizer_seconds * optimizer_share(cluster, scheme, ranks),
+        optimizer_seconds=work.optimizer_seconds / sharers,
         copy_seconds=work.copy_seconds / scheme.period,
     )
     share = cluster.network.core_share if ranks > 1 else 0.0

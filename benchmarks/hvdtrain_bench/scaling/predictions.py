@@ -88,7 +88,8 @@ def steps_of(profile: Result) -> list[Steps]:
     cluster = Cluster(_middle_link(links_of(profile)))
     found = []
     for entry, case in zip(profile.extra["works"].values(), profile.cases, strict=True):
-        repeats = [_work(entry["name"], entry["buckets"], phases) for phases in entry["repeats"]]
+        buckets = tuple((int(n), float(ready)) for n, ready in entry["buckets"])
+        repeats = [Work(entry["name"], buckets=buckets, **phases) for phases in entry["repeats"]]
         pairs = zip(repeats[::2], case.values[HVDTRAIN][::2], strict=True)
         slowdowns = [_slowdown(work, profile, cluster, seconds) for work, seconds in pairs]
         alone, factors = drawn(repeats, _WORKS), drawn(slowdowns, _SLOWDOWNS)
@@ -203,16 +204,10 @@ def _fitted(name: str, ranks: int, points: Sequence[tuple[int, float]], core_sha
         ) from None
 
 
-def _work(name: str, buckets: Sequence[tuple[int, float]], phases: Mapping[str, float]) -> Work:
-    return Work(name, buckets=tuple((int(n), float(ready)) for n, ready in buckets), **phases)
-
-
 def _middle_link(links: Sequence[Link]) -> Link:
-    first = links[0]
     latency = median(link.latency_seconds for link in links)
-    return Link(
-        first.name, latency, median(link.bytes_per_second for link in links), first.core_share
-    )
+    bandwidth = median(link.bytes_per_second for link in links)
+    return replace(links[0], latency_seconds=latency, bytes_per_second=bandwidth)
 
 
 def _slowdown(work: Work, profile: Result, cluster: Cluster, seconds: float) -> float:

@@ -160,9 +160,9 @@ class _Workshop:
             # Installed packages must be visible to the tools: Horovod's build imports torch.
             names = ("site-packages", "dist-packages")
             seen = [path for path in sys.path if os.path.basename(path) in names]
-            (own,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
+            (packages,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
             lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
-            (own / "outside.pth").write_text("".join(lines))
+            (packages / "outside.pth").write_text("".join(lines))
             if isinstance(self._plan.source, Toolchain):
                 wanted = [*TOOLS, *([] if self._plan.source.cmake else [CMAKE])]
                 # The user's constraints are for their environment.
