@@ -364,7 +364,9 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
-        self.backup = backup if rank() == 0 else keras.callbacks.Callback()
+        self.backup = own = backup if rank() == 0 else keras.callbacks.Callback()
+        self.on_train_batch_end, self.on_epoch_end = own.on_train_batch_end, own.on_epoch_end
+        self.on_train_end = own.on_train_end
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         super().set_params(params)
@@ -381,15 +383,6 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
         if model.built:  # in any epoch: the backup may be from the middle of the first one
             broadcast_variables(training_state(model), 0)
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self.backup.on_train_batch_end(batch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self.backup.on_epoch_end(epoch, logs)
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        self.backup.on_train_end(logs)
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

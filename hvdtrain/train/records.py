@@ -136,12 +136,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of summary.json.
-
-    Attributes:
-        samples_per_second: samples / seconds.total.
-        seconds: times of all epochs, including evaluation and checkpoints.
-    """
+    """The content of summary.json."""
 
     world_size: int
     hosts: int
@@ -155,8 +150,8 @@ class Summary:
     epochs: int
     final: Values
     samples: int
-    samples_per_second: float
-    seconds: Seconds
+    samples_per_second: float  # samples / seconds.total
+    seconds: Seconds  # of all epochs, including evaluation and checkpoints
     weights_sha256: list[str]
     steps: int
     best: dict[str, Any] | None

@@ -123,8 +123,8 @@ def _run(*arguments: str) -> str:
     # The last of each rank. That which failed first is the cause: others may have been ended.
     errors: dict[str, str] = {}
     for line in done.stderr.splitlines():
-        rank = _RANK.match(line)
+        named = _RANK.match(line)
         text = _RANK.sub("", line)
         if _ERROR.match(text):
-            errors[rank[0] if rank else ""] = text
+            errors[named[0] if named else ""] = text
     return next(iter(errors.values()), done.complaint)
