@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from hvdtrain import __version__
 from hvdtrain.check.probe import Finished, Json, ProbeError, ask_python, finish
@@ -370,11 +370,6 @@ _AMD = "/dev/kfd"  # of its driver
 _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
-class _Gpu(TypedDict):
-    name: str
-    memory_bytes: int
-
-
 def check_packages() -> Section:
     facts = {module: _version(module) for module in _PACKAGES}
     there = [f"{module} {found}" for module, found in facts.items() if found]
@@ -429,7 +424,7 @@ def nccl_network(said: str, fast: bool) -> str:
 
 
 @cache
-def _driver_gpus() -> list[_Gpu]:
+def _driver_gpus() -> list[dict[str, Any]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

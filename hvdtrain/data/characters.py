@@ -30,7 +30,6 @@ class Windows:
         return max(0, (len(self.tokens) - 1) // self.context)
 
     def __getitem__(self, index: int) -> tuple[Tokens, Tokens]:
-        """Return the characters of a window and their successors, each int64 [context]."""
         start, stop = index * self.context, (index + 1) * self.context
         return self.tokens[start:stop], self.tokens[start + 1 : stop + 1]
 

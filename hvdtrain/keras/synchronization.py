@@ -193,7 +193,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
-        """Broadcast the state of a rank that did all steps."""
         model = self.model
         optimizers = distributed_optimizers(model)
         title = context.current().topology.title

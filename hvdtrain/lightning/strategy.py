@@ -78,7 +78,6 @@ class BackwardReduction:
         return self._optimizer.exchanges_weights or (self._optimizer.sharded and not self.whole)
 
     def begin(self, blocked: bool) -> None:
-        """Prepare for a backward pass."""
         if not self._optimizer.exchanges_weights:
             passes = _NEVER if blocked else self._held + 1
             self._optimizer.set_backward_passes_per_step(passes)

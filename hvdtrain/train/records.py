@@ -136,8 +136,6 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of summary.json."""
-
     world_size: int
     hosts: int
     host_names: list[str]

@@ -31,21 +31,11 @@ from hvdtrain.train.loop.snapshots import (
 )
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.records import MetricsRecord, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunState
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.terminal import Terminal, closing_lines, dry_run_line, epoch_lines, stop_lines
-
-
-def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
-    settings = options.parameter_server
-    if settings is None or pushes is None:
-        return None
-    given = asdict(settings)
-    given["max_staleness"] = given.pop("staleness")  # pushes have counts of that name
-    return {**given, **pushes.record()}
 
 
 def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -438,6 +428,11 @@ class Run:
         options, topology, state = self._options, self._world.topology, self._state
         progress = state.timed(state.progress)
         total, communicate = progress.total_seconds, progress.communicate_seconds
+        server: dict[str, Any] | None = None
+        if options.parameter_server is not None and self._loop.pushes is not None:
+            server = asdict(options.parameter_server)
+            server["max_staleness"] = server.pop("staleness")  # pushes have counts of that name
+            server |= self._loop.pushes.record()
         rank, ended = self._callbacks.stop_rank, "epochs"
         if progress.epoch < self._step_plan.epochs:
             ended = "early stop" if rank is None else f"callback of rank {rank}"
@@ -460,7 +455,7 @@ class Run:
             steps=progress.step,
             best=None if progress.best is None else asdict(progress.best),
             ended=ended,
-            parameter_server=_parameter_server(options, self._loop.pushes),
+            parameter_server=server,
             failures=state.failures,
             joins=state.joins,
         )

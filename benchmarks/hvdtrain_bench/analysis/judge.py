@@ -76,7 +76,6 @@ def noise_of(values: Mapping[str, Sequence[float]], same: Mapping[str, str]) -> 
 
 
 def paired_ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return other / base of each repeat."""
     if len(base) != len(other) or not base:
         raise ValueError(f"repeats come in pairs, got {len(base)} and {len(other)}")
     return [b / a for a, b in zip(base, other, strict=True)]

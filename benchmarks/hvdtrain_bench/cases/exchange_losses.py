@@ -165,7 +165,6 @@ class _Training:
         self._batches: Iterator[tuple[Tensor, Tensor]] = train.batches(ranks.rank, ranks.size, seed)
 
     def curve(self, test: TensorSamples) -> Curve:
-        """Train, and return the losses of the test samples on the way (collective)."""
         points: Curve = [(0, 0.0, self._loss(test))]
         seconds, each, factor = 0.0, self._settings.steps_per_turn, self._task.factor
         for number in range(self._settings.points):

@@ -87,7 +87,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
 def _contenders(
     ranks: Ranks, model: BenchModel, settings: MeasurementSettings, library: str
 ) -> dict[Contender, int]:
-    """Return contenders, and the number of steps of a turn of each."""
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
     texts = {AVERAGE: "average", AVERAGE_AGAIN: "average"} | {t: t for t in settings.exchanges}

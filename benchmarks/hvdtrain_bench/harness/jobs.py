@@ -104,7 +104,6 @@ def _end(mark: str, processes: Sequence[Process]) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the processes of a job that have not ended."""
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):

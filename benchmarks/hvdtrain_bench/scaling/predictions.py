@@ -34,8 +34,6 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Steps:
-    """What is known of the steps of a model."""
-
     alone: Sequence[Work]  # equally likely works of one rank alone
     works: Sequence[Work]  # the same of one rank among others, as many
     schemes: Sequence[Scheme] = (AVERAGE,)
@@ -235,7 +233,6 @@ def _clusters(first: Result, profile: Result, factor: float) -> list[Cluster]:
 
 
 def _joined(network: Sequence[Link], node: Sequence[Link], ranks_per_node: int) -> list[Cluster]:
-    """Return equally likely clusters of equally likely links."""
     networks, nodes = drawn(network, _NETWORKS), drawn(node, _NODES) if node else [None]
     return [
         Cluster(networks[i % len(networks)], nodes[i % len(nodes)], ranks_per_node)

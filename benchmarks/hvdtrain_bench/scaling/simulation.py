@@ -51,7 +51,6 @@ class Player:
 
     @collective
     def submit(self, name: str, count: int = 1) -> None:
-        """Submit a sum of `count` numbers."""
         buffer = Buffer.from_array(np.full(count, float(self.role + 1)))
         operation = Allreduce([buffer], [(count,)], ReduceOp.SUM, name)
         self._operations[name] = operation, buffer

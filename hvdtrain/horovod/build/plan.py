@@ -60,7 +60,6 @@ class Target:
 
     @property
     def frameworks(self) -> dict[str, str]:
-        """The version of each framework that the wheel is for."""
         versions = {"torch": self.torch, "tensorflow": self.tensorflow}
         return {name: version for name, version in versions.items() if version}
 

@@ -58,7 +58,6 @@ class MpiLibrary:
 
     @property
     def major(self) -> str:
-        """First number of the version."""
         return self.version.split(".")[0]
 
 

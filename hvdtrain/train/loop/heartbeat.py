@@ -174,7 +174,6 @@ class Heartbeat:
         return self.stop_rank is not None or bool(self.leaving) or self.joins
 
     def done(self, timer: str, seconds: float | None = None) -> None:
-        """Restart a timer."""
         self.due.discard(timer)
         if timer in self._timers:
             if seconds is not None:

@@ -69,7 +69,6 @@ class TrainingLoop(ABC):
 
     @property
     def trained(self) -> tuple[Any, Any]:
-        """The model and its optimizer."""
         return self._model, self._optimizer
 
     @abstractmethod
@@ -229,8 +228,6 @@ class TrainingLoop(ABC):
 
 
 class Framework(ABC):
-    """Trains recipes with one framework."""
-
     title: str  # for people
     tensor_library: TensorLibrary  # whose tensors checkpoints are read as
 

@@ -192,7 +192,6 @@ def _photographs(
 
 
 def _read_batch_of_one(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:
-    """Return read_image() as a batch, float32 [1, 3, pixels, pixels]."""
     return read_image(path, size, crop)[None]
 
 

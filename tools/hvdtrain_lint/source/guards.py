@@ -303,7 +303,6 @@ _ALONE = re.compile(
 
 
 def _reached(scopes: Iterable[Scope], leads: Callable[[Scope], Iterable[Scope]]) -> set[Scope]:
-    """Return scopes and all to which they lead, directly or not."""
     found: set[Scope] = set()
     waiting = list(scopes)
     while waiting:

@@ -427,7 +427,6 @@ class Values(Tree):
 
 
 def _inside(steps: Iterable[Step], path: Path) -> list[Step]:
-    """Return the part of parts to which a path leads."""
     return [(value, inner + path) for value, inner in steps]
 
 
