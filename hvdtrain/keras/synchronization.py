@@ -164,7 +164,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the epoch unless that was done before its validation."""
         self._end_epoch()
 
     @collective
