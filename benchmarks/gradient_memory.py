@@ -116,7 +116,6 @@ def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
 
 
 def start(ranks: int, environ: Mapping[str, str], *arguments: object) -> float:
-    """Start ranks that measure, and return the result of rank 0."""
     run = [sys.executable, "-m", "hvdtrain", "run", "-np", str(ranks), "--", __file__]
     done = subprocess.run(
         [*run, *map(str, arguments)],
@@ -133,7 +132,7 @@ def start(ranks: int, environ: Mapping[str, str], *arguments: object) -> float:
 def main() -> None:
     """Print a line for each model."""
     from hvdtrain_bench.cases.models import MODELS
-    from hvdtrain_bench.harness.settings import MODELS as NAMES
+    from hvdtrain_bench.harness.results import MODELS as NAMES
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-np", type=int, default=2, help="ranks (2)")

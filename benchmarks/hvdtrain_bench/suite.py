@@ -16,11 +16,9 @@ from hvdtrain import __version__
 from hvdtrain.check.checks import find_cores
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
 from hvdtrain_bench.analysis.report import ConsoleReport
-from hvdtrain_bench.elastic.kills import measure_kills
-from hvdtrain_bench.elastic.steps import measure_elastic_steps
+from hvdtrain_bench.elastic.kills import measure_elastic_steps, measure_kills
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
-from hvdtrain_bench.harness.results import Result, write_json
-from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.harness.results import MeasurementSettings, Result, write_json
 from hvdtrain_bench.many.measure import measure_many
 from hvdtrain_bench.scaling.paper import AVERAGE, PRESETS, Link, Work, scheme_of_any_model
 from hvdtrain_bench.scaling.predictions import (
@@ -71,8 +69,12 @@ class Suite:
         self._scaling: dict[str, Any] = {}
         self._launcher: RankLauncher | None = None
         self.report.machine(self._machine)
-        if warning := _busy_warning(self._machine):
-            self.report.line(warning)
+        load, cores = self._machine["load"], self._machine["cores"]
+        if load >= 0.3 * cores:
+            self.report.line(
+                f"this machine is busy (load {load:.1f} on {cores} cores): "
+                "the figures will be noisy"
+            )
 
     def run(self, kind: str, ranks: int | None = None, **changes: Any) -> Result:
         """Measure what worker.py knows by this name, and report it."""
@@ -128,7 +130,10 @@ class Suite:
             settings = replace(self.settings, models=models, exchanges=paper.schemes)
             profiles = [self._measure("profile", ranks, settings) for ranks in self._counts()]
         steps = _steps(paper, profiles)
-        here = _widest_link(profiles) if profiles else []
+        # The link of the most ranks that do not have to share cores more than two ranks do.
+        crowding = profiles[0].extra["crowding"] if profiles else None
+        alike = [each for each in profiles if each.extra["crowding"] == crowding]
+        here = links_of(alike[-1]) if alike else []
         links = [here if link is None else [link] for link in paper.links]
         found = predictions(
             steps, links, here if paper.node is None else [paper.node], paper.ranks_per_node
@@ -192,12 +197,6 @@ def _steps(paper: Paper, profiles: Sequence[Result]) -> list[Steps]:
     return [Steps(jittered(each.alone), jittered(each.works), each.schemes) for each in steps]
 
 
-def _widest_link(profiles: Sequence[Result]) -> list[Link]:
-    """Return the link of the most ranks that do not have to share cores more than two ranks do."""
-    crowding = profiles[0].extra["crowding"]
-    return links_of([each for each in profiles if each.extra["crowding"] == crowding][-1])
-
-
 def _as_json(result: Result) -> dict[str, Any]:
     document = asdict(result)
     for case, entry in zip(result.cases, document["cases"], strict=True):
@@ -222,16 +221,6 @@ def _describe_machine() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load": os.getloadavg()[0],
     }
-
-
-def _busy_warning(machine: dict[str, Any]) -> str:
-    """Return a warning if the machine is busy with something else, or ""."""
-    if machine["load"] < 0.3 * machine["cores"]:
-        return ""
-    return (
-        f"this machine is busy (load {machine['load']:.1f} on {machine['cores']} cores): "
-        "the figures will be noisy"
-    )
 
 
 def _processor() -> str:

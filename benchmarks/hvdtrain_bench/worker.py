@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.harness.results import write_json
-from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.harness.results import MeasurementSettings, write_json
 from hvdtrain_bench.harness.turns import Bench
 
 # The modules of cases that measure; those of torch compare peers.
@@ -54,7 +53,7 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
         import_module(f"hvdtrain_bench.cases.{_CASES[kind]}").measure(bench, peers)
         peers.close()
     if bench.ranks.rank == 0:
-        write_json(Path(file), bench.result)
+        write_json(Path(file), asdict(bench.result))
 
 
 def _configure_framework(backend: str, threads: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from hvdtrain import __version__
 from hvdtrain.check.probe import Finished, Json, ProbeError, ask_python, finish
@@ -113,7 +113,6 @@ class Cores:
 
 
 def find_cores() -> Cores:
-    """Return the cores of this machine and this process."""
     affinity = len(os.sched_getaffinity(0))
     return Cores(os.cpu_count() or 1, affinity, cpu_limit(own_groups()))
 
@@ -260,7 +259,14 @@ def _gpu_memory(library: MpiLibrary, started: Json) -> str:
 
 
 def _check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
-    facts = {name: _ask_engine(name) for name in engines}
+    facts: dict[str, dict[str, object]] = {}
+    for name in engines:
+        try:
+            facts[name] = found = ask_python("-m", "hvdtrain.probes", "engine", name)
+            if "reason" in found:
+                found["reason"] = " ".join(found["reason"].split())
+        except ProbeError as error:
+            facts[name] = {"available": False, "reason": f"it does not load ({error})"}
     reasons = {name: str(one["reason"]) for name, one in facts.items() if not one["available"]}
     if "nccl" in reasons and not _driver_gpus() and not os.path.exists(_AMD):
         reasons["nccl"] = "not needed: it is for GPUs, and there are none"
@@ -273,16 +279,6 @@ def _check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
     return Section("engines", facts, lines, problems)
 
 
-def _ask_engine(name: str) -> dict[str, object]:
-    try:
-        found = ask_python("-m", "hvdtrain.probes", "engine", name)
-    except ProbeError as error:
-        return {"available": False, "reason": f"it does not load ({error})"}
-    if "reason" in found:
-        found["reason"] = " ".join(found["reason"].split())
-    return found
-
-
 def _check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
     broken = [section.name for section in (settings, mpi, engines) if section.problems]
     if broken:
@@ -293,8 +289,11 @@ def _check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
         str(mpi.facts["vendor"]), str(mpi.facts["version"]), Path(str(path)) if path else None
     )
     mpirun = Path(str(mpi.facts["mpirun"]))
+    # As `hvdtrain run -np 2` would.
+    asked = LaunchRequest((sys.executable, "-m", "hvdtrain.probes", "two_ranks"), ranks=_RANKS)
+    line = own_launcher(library, str(mpirun)).command(asked, os.environ)
     try:
-        done = _try_two_ranks(mpirun, library)
+        done = finish(line.argv, _TIMEOUT_SECONDS, line.variables)
         shown, problem = done.answer or {}, judge(done, mpirun, library)
     except ProbeError as error:
         shown, problem = {}, _with_advice(f"two ranks gave {error}", mpirun)
@@ -302,15 +301,8 @@ def _check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
     if problem:
         return Section("trial", facts | {"reason": problem}, ["failed"], [problem])
     nodes = f"{shown['nodes']} node{'s' if shown['nodes'] > 1 else ''}"
-    line = f"2 ranks with {shown['engine']} added right, on {nodes}, with {shown['cores']} cores"
-    return Section("trial", facts, [line])
-
-
-def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
-    """Start two ranks as `hvdtrain run -np 2` would."""
-    asked = LaunchRequest((sys.executable, "-m", "hvdtrain.probes", "two_ranks"), ranks=_RANKS)
-    line = own_launcher(library, str(mpirun)).command(asked, os.environ)
-    return finish(line.argv, _TIMEOUT_SECONDS, line.variables)
+    text = f"2 ranks with {shown['engine']} added right, on {nodes}, with {shown['cores']} cores"
+    return Section("trial", facts, [text])
 
 
 def judge(done: Finished, mpirun: Path, library: MpiLibrary) -> str:
@@ -378,13 +370,7 @@ _AMD = "/dev/kfd"  # of its driver
 _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
-class _Gpu(TypedDict):
-    name: str
-    memory_bytes: int
-
-
 def check_packages() -> Section:
-    """Report which packages are there, in which versions."""
     facts = {module: _version(module) for module in _PACKAGES}
     there = [f"{module} {found}" for module, found in facts.items() if found]
     absent = [module for module, found in facts.items() if not found]
@@ -438,7 +424,7 @@ def nccl_network(said: str, fast: bool) -> str:
 
 
 @cache
-def _driver_gpus() -> list[_Gpu]:
+def _driver_gpus() -> list[dict[str, Any]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -506,7 +492,8 @@ def site_advice(
             "0, or HVDTRAIN_ENGINE=mpi"
         )
     slingshot, infiniband = (_has(classes / name) for name in ("cxi", "infiniband"))
-    if slingshot and not _finds("libnccl-net*.so*", environ):
+    folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(":"))
+    if slingshot and not any(any(Path(each).glob("libnccl-net*.so*")) for each in folders):
         yield (
             "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH: NCCL would use TCP. Load the "
             "site's aws-ofi-nccl, and set NCCL_NET='AWS Libfabric', so that NCCL ends without it"
@@ -540,11 +527,6 @@ def site_advice(
 
 def _has(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _finds(pattern: str, environ: Mapping[str, str]) -> bool:
-    folders = environ.get("LD_LIBRARY_PATH", "").split(":")
-    return any(next(Path(folder).glob(pattern), None) for folder in folders if folder)
 
 
 def interfaces(environ: Mapping[str, str], folder: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -137,7 +137,9 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     )
     if done.returncode != 0:
         sys.exit(done.returncode)
-    return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))
+    found = json.loads(done.stdout.splitlines()[-1]).items()
+    facts: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found}
+    return ClusterRank(**facts)
 
 
 @collective

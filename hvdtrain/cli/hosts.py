@@ -19,7 +19,6 @@ from hvdtrain.launch.hosts.formats import (
 )
 from hvdtrain.launch.hosts.host import (
     Host,
-    HostText,
     mixed_names,
     objections,
     require_slots,
@@ -51,7 +50,11 @@ def command(
 
     hosts --from slurm --to mpich > hosts; hosts --from hosts --check -np 8
     """
-    source, form = _find(origin, form)
+    if origin in _OF_JOBS and not os.path.exists(origin):
+        source, form = source_of_job(origin, os.environ), form or origin
+    else:
+        source = read_file(origin)
+        form = form or guess_format(source)
     hosts = FORMATS[form].read(source)
     if source.foreign and check:
         raise UsageError(f"{source.name}: {FOREIGN}: --to writes a file without")
@@ -84,11 +87,3 @@ def _warn(hosts: Sequence[Host], to: str, where: str) -> None:
     if missing:
         shown = ", ".join(missing[:5]) + " ..." * (len(missing) > 5)
         click.echo(f"{where}: not written for {to}: {shown}", err=True)
-
-
-def _find(origin: str, form: str | None) -> tuple[HostText, str]:
-    """Return the text, and the name of its format."""
-    if origin in _OF_JOBS and not os.path.exists(origin):
-        return source_of_job(origin, os.environ), form or origin
-    source = read_file(origin)
-    return source, form or guess_format(source)

@@ -125,7 +125,6 @@ def read_options(given: dict[str, Any]) -> TrainOptions:
 
 
 def _arguments(words: Sequence[str]) -> dict[str, str]:
-    """Return the arguments of a recipe by name."""
     arguments: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -20,13 +20,9 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Windows:
-    """A map-style data set: [index] returns (characters, the character that follows each).
+    """A map-style data set: [index] returns (characters, the character that follows each)."""
 
-    Attributes:
-        tokens: int64 numbers of the characters of the text, [n].
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # the numbers of the characters of the text, [n]
     context: int
 
     def __len__(self) -> int:
@@ -34,22 +30,18 @@ class Windows:
         return max(0, (len(self.tokens) - 1) // self.context)
 
     def __getitem__(self, index: int) -> tuple[Tokens, Tokens]:
-        """Return the characters of a window and their successors, each int64 [context]."""
         start, stop = index * self.context, (index + 1) * self.context
         return self.tokens[start:stop], self.tokens[start + 1 : stop + 1]
 
 
 @dataclass(frozen=True)
 class Characters:
-    """A text in windows."""
-
     vocabulary: Sequence[str]
     train: Windows
     test: Windows
 
 
 def load_text(data_dir: Path | None, context: int, file: str = "") -> Characters:
-    """Load a text."""
     if context < 1:
         raise UsageError(f"context must be at least 1, got {context}")
     path = _path(data_dir, file)

@@ -14,8 +14,6 @@ from hvdtrain.data.files import data_folder, missing_files, read_bytes
 from hvdtrain.data.images import standardized
 from hvdtrain.errors import UsageError
 
-__all__ = ["load_mnist", "read_idx", "read_mnist_images"]
-
 _UNSIGNED_BYTE = 0x08
 _PIXELS = 28
 _CLASSES = 10
@@ -28,14 +26,7 @@ _LAYOUT = (
 
 
 def load_mnist(data_dir: Path | None) -> Dataset:
-    """Load the images, standardized float32 [n, 1, 28, 28], and labels from 0 to 9.
-
-    Args:
-        data_dir: folder with the four files of MNIST, or of Fashion-MNIST.
-
-    Raises:
-        UsageError: a file is missing, is damaged, or does not fit the others.
-    """
+    """Load MNIST or Fashion-MNIST: standardized float32 [n, 1, 28, 28], and labels from 0 to 9."""
     folder = data_folder(data_dir, "mnist", _LAYOUT)
     stems = {f"{part}-{kind}": kind for part in ("train", "t10k") for kind in ("images", "labels")}
     found = {stem: _find(folder, stem, kind) for stem, kind in stems.items()}
@@ -49,25 +40,8 @@ def load_mnist(data_dir: Path | None) -> Dataset:
     )
 
 
-def read_mnist_images(path: Path) -> npt.NDArray[np.float32]:
-    """Return the images in one file of MNIST, float32 [n, 1, 28, 28], as load_mnist() does.
-
-    Raises:
-        UsageError: it is not such a file, or is damaged.
-    """
-    return _images(path)
-
-
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Return the array of unsigned bytes in an IDX file, gzipped or not.
-
-    Args:
-        path: path of the file.
-        dimensions: number of dimensions that the array must have.
-
-    Raises:
-        UsageError: it is not such a file, or its size differs from what its header says.
-    """
+    """Return the array of unsigned bytes in an IDX file, gzipped or not."""
     content = read_bytes(path)
     header = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     start = len(header) + 4 * dimensions
@@ -87,7 +61,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 
 def _samples(images_path: Path, labels_path: Path) -> Samples:
-    images, labels = _images(images_path), read_idx(labels_path, 1)
+    images, labels = read_mnist_images(images_path), read_idx(labels_path, 1)
     if len(images) != len(labels):
         raise UsageError(
             f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels"
@@ -100,7 +74,8 @@ def _samples(images_path: Path, labels_path: Path) -> Samples:
     return Samples(images, labels.astype(np.int64))
 
 
-def _images(path: Path) -> npt.NDArray[np.float32]:
+def read_mnist_images(path: Path) -> npt.NDArray[np.float32]:
+    """Return the images in one file, standardized float32 [n, 1, 28, 28]."""
     images = read_idx(path, 3)
     if images.shape[1:] != (_PIXELS, _PIXELS):
         height, width = images.shape[1:]

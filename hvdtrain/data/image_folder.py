@@ -9,8 +9,6 @@ from hvdtrain.data.files import data_folder
 from hvdtrain.data.images import ENDINGS, ImageFiles
 from hvdtrain.errors import UsageError
 
-__all__ = ["load_image_folders"]
-
 _LAYOUT = (
     f"train/CLASS/*{ENDINGS[0]} and test/CLASS/*{ENDINGS[0]} (or val/), one folder for each class; "
     f"images may end in {', '.join(ENDINGS)}"
@@ -23,18 +21,9 @@ def load_image_folders(
     """Find the training images, uncropped, and the test images, cropped to their centers.
 
     Classes are numbered in the order of their names. Files are read when they are needed.
-
-    Args:
-        data_dir: folder with train/ and test/ or val/, each with one folder per class.
-        size: pixels of the shorter side after resizing; see ImageFiles.
-        crop: pixels of a test image.
-
-    Raises:
-        UsageError: a folder is missing, is empty, or is of an unknown class.
     """
     folder = data_folder(data_dir, "imagefolder", _LAYOUT)
-    train_folder = _part(folder, ["train"])
-    test_folder = _part(folder, ["test", "val"])
+    train_folder, test_folder = _part(folder, "train"), _part(folder, "test", "val")
     classes = _classes(train_folder)
     unknown = sorted(set(_classes(test_folder)) - set(classes))
     if unknown:
@@ -45,7 +34,7 @@ def load_image_folders(
     return train, _images(test_folder, classes, size, crop)
 
 
-def _part(folder: Path, names: Sequence[str]) -> Path:
+def _part(folder: Path, *names: str) -> Path:
     for name in names:
         if (folder / name).is_dir():
             return folder / name

@@ -107,19 +107,15 @@ def warn_if_unsynchronized(model: keras.Model) -> None:
 
 
 def _runs_keras_only(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
-    if not all(_is_without_user_code(callback) for callback in callbacks):
-        return False
+    for callback in callbacks:
+        known = _is_from_keras(callback) or type(callback).__module__.startswith("hvdtrain.")
+        if not known or isinstance(callback, keras.callbacks.LambdaCallback):
+            return False
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own_step = type(model).train_step is keras.Model.train_step and "train_step" not in vars(model)
     frozen = model.built and not model.trainable_variables
     return own_step and not frozen and _is_from_keras(optimizer) and _is_from_keras(inner)
-
-
-def _is_without_user_code(callback: keras.callbacks.Callback) -> bool:
-    if isinstance(callback, keras.callbacks.LambdaCallback):
-        return False
-    return _is_from_keras(callback) or type(callback).__module__.startswith("hvdtrain.")
 
 
 def _is_from_keras(instance: object) -> bool:
@@ -412,7 +408,6 @@ def _reduce_once() -> None:
 def _hook(
     method: str, replacement: Callable[[Callable[[], object], dict[str, Any]], object]
 ) -> None:
-    """Replace a method of every model."""
     owner: Any = next(kind for kind in keras.Model.__mro__ if method in vars(kind))
     original = getattr(owner, method)
     if hasattr(original, "hvdtrain_hooked"):

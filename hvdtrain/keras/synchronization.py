@@ -100,7 +100,10 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         weights = [each.hvdtrain_reduction.weights for each in distributed_optimizers(model)]
         flushes = any(each is not None and each.flush_in_fit for each in weights)
         self._saves = flushes and any(saves for *_, saves in gathered)
-        objects.require_equal_variables(_to_compare(model), "fit")
+        variables = described(model.trainable_variables) if model.built else []
+        # A rank that joins others builds its model in the step that these take for it.
+        is_new = not model.built and context.current().newcomer
+        objects.require_equal_variables(None if is_new else variables, "fit")
         uneven = len({steps for _, _, steps, _ in gathered}) > 1 or gathered[0][2] is None
         for optimizer in distributed_optimizers(model):
             reduction = optimizer.hvdtrain_reduction
@@ -156,7 +159,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the epoch unless that was done before its validation."""
         self._end_epoch()
 
     @collective
@@ -185,11 +187,10 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
-        """Broadcast the state of a rank that did all steps."""
         model = self.model
         optimizers = distributed_optimizers(model)
         title = context.current().topology.title
-        if any(optimizer.hvdtrain_reduction.has_local for optimizer in optimizers):
+        if any(optimizer.hvdtrain_reduction.local for optimizer in optimizers):
             raise UnsupportedError(
                 f"{title} fit: ranks did {done} steps in this epoch, but local layers need the "
                 "same number on every rank: give every rank the same steps_per_epoch"
@@ -278,20 +279,12 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(self.model.weights, 0)
 
 
-def _to_compare(model: keras.Model) -> list[tuple[str, str]] | None:
-    """Return the variables that the models of other ranks have, too, or None."""
-    if model.built:
-        return described(model.trainable_variables)
-    # A rank that joins others builds its model in the step that these take for it.
-    return None if context.current().newcomer else []
-
-
 def _weight_sums(model: keras.Model, optimizers: Sequence[DistributedMixin]) -> WeightSums:
     """Return the sums of the weights whose gradients all ranks reduce."""
     model.jax_state_sync()
     rows = []
     for reduction in (optimizer.hvdtrain_reduction for optimizer in optimizers):
-        of_all = reduction.settings.process_set is global_process_set and not reduction.has_local
+        of_all = reduction.settings.process_set is global_process_set and not reduction.local
         for variable in reduction.variables if of_all and reduction.weights is None else ():
             part = to_array(keras.ops.reshape(variable, [-1])[:MOST_ELEMENTS])
             rows.append((variable.path, part, part.itemsize))

@@ -6,11 +6,10 @@ import json
 import random
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import interface_address
@@ -70,8 +69,6 @@ _ROLES = ("chief", "master", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class ClusterRank:
-    """The place of this rank in the job."""
-
     rank: int
     size: int
     local_rank: int
@@ -79,12 +76,6 @@ class ClusterRank:
     node: int
     addresses: tuple[str, ...]
     control_addresses: tuple[str, ...] = ()
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> ClusterRank:
-        """Return the place of a rank that has printed these fields as JSON, with lists."""
-        lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-        return cls(**{**facts, **lists})
 
 
 def torch_variables(place: ClusterRank) -> dict[str, str]:
@@ -130,7 +121,6 @@ def parse_roles(text: str) -> list[str]:
 
 
 def check_roles(roles: Sequence[str], size: int) -> None:
-    """Check that each rank has a role."""
     if len(roles) != size:
         raise UsageError(f"--roles are of {len(roles)} ranks, but there are {size}")
 

@@ -50,14 +50,12 @@ def answering(request: LaunchRequest, start: Starter, folder: Path) -> tuple[Hos
     alone = replace(request, program=_TRIAL, per_node=None, exports={}, elastic=False)
     alone = replace(alone, ranks=1, log_folder=None)
 
-    def on_one(host: Host) -> LaunchRequest:
-        file = folder / f"trial.{request.hosts.index(host)}"
-        return replace(on_hosts(alone, (host,), file), ranks=1)
-
-    answers = set[Host]()
-    tried = request.hosts
+    answers, tried = set[Host](), request.hosts
     for seconds in _TRIAL_SECONDS:
-        trials = {host: start(on_one(host)) for host in tried}
+        trials = {}
+        for host in tried:
+            file = folder / f"trial.{request.hosts.index(host)}"
+            trials[host] = start(replace(on_hosts(alone, (host,), file), ranks=1))
         deadline = time.monotonic() + seconds
         while any(trial.poll() is None for trial in trials.values()):
             if time.monotonic() > deadline:
@@ -89,7 +87,6 @@ def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> Launc
 
 
 def _places(request: LaunchRequest, hosts: Sequence[Host]) -> int | None:
-    """Return how many ranks fit on hosts, if that is known."""
     slots = [request.per_node or host.slots for host in hosts]
     known = [count for count in slots if count is not None]
     return sum(known) if len(known) == len(slots) else None
@@ -205,33 +202,27 @@ class ElasticJob:
         self._launches, self._environ, self._folder = launches, environ, folder
         remote = self._request.names_hosts or has_allocation(environ)
         with MilestoneListener(remote) as self._listener:
-            return self._run()
-
-    def _run(self) -> int:
-        while True:
-            self._listener.renew()
-            self._heard, self._first, self._lost_since = set(), None, None
-            code = self._launch()
-            heard = self._heard = self._heard | self._listener.heard()
-            if self._launches.asked is not None or code == EXIT_REQUEUE or ENDED in heard:
-                return code
-            if FAILED in heard:
-                return code or EXIT_CRASH
-            self._launches.end_orphans()
-            end = self._prepare(code, heard)
-            # Ctrl-C also ends the launchers that ask the hosts, which then seem lost.
-            asked = self._launches.waiting()
-            if asked is not None:
-                return 128 + asked
-            if end is not None:
-                return end
-
-    def _launch(self) -> int:
-        variables = {SUPERVISOR: self._listener.address, RESTARTS: str(self._restarts)}
-        exports = {**self._request.exports, **dict.fromkeys(variables)}
-        line = self._launcher.command(replace(self._request, exports=exports), self._environ)
-        environ = {**self._environ, **line.variables, **variables}
-        return self._launches.run(line.argv, environ, self._is_lost)
+            while True:
+                self._listener.renew()
+                self._heard, self._first, self._lost_since = set(), None, None
+                variables = {SUPERVISOR: self._listener.address, RESTARTS: str(self._restarts)}
+                exports = {**self._request.exports, **dict.fromkeys(variables)}
+                line = self._launcher.command(replace(self._request, exports=exports), environ)
+                own = {**environ, **line.variables, **variables}
+                code = launches.run(line.argv, own, self._is_lost)
+                heard = self._heard = self._heard | self._listener.heard()
+                if launches.asked is not None or code == EXIT_REQUEUE or ENDED in heard:
+                    return code
+                if FAILED in heard:
+                    return code or EXIT_CRASH
+                launches.end_orphans()
+                end = self._prepare(code, heard)
+                # Ctrl-C also ends the launchers that ask the hosts, which then seem lost.
+                asked = launches.waiting()
+                if asked is not None:
+                    return 128 + asked
+                if end is not None:
+                    return end
 
     def _is_lost(self) -> bool:
         """Return whether a rank has ended for which the others would wait in init() forever."""

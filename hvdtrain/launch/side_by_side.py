@@ -41,11 +41,9 @@ def divided(
     environ: Mapping[str, str],
     share: bool = False,
 ) -> list[LaunchRequest]:
-    """Return the requests for jobs of `each` ranks in place of one of `ranks` ranks.
+    """Return the requests for jobs of `each` ranks in place of one of `ranks`, on `cores` cores.
 
-    Args:
-        cores: those of this host.
-        share: whether ranks may share GPUs, so that a host may have fewer GPUs than slots.
+    If ranks may `share` GPUs, a host may have fewer GPUs than slots.
     """
     here, requests = not request.hosts, list[LaunchRequest]()
     count = len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -44,8 +44,6 @@ _LAUNCHER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Session:
-    """The resources of one job."""
-
     folder: str
     lifeline: int
 
@@ -118,11 +116,8 @@ class Launches:
     """Runs launchers one after the other, passes signals on to them, and ends what they leave.
 
     Signals stay blocked from the first run on: this process is about to end with the code that
-    run() returns, and a late signal must not interrupt its cleanup.
-
-    Args:
-        interrupts: what a launcher gets for the first, second ... Ctrl-C in place of SIGINT.
-        verbose: whether to print all that a launcher says.
+    run() returns, and a late signal must not interrupt its cleanup. `interrupts` are what a
+    launcher gets for the first, second ... Ctrl-C in place of SIGINT.
     """
 
     def __init__(
@@ -174,7 +169,6 @@ class Launches:
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], quiet: bool = False
     ) -> subprocess.Popen[bytes]:
-        """Start a process that ends with this one."""
         stream = subprocess.DEVNULL if quiet else None
         # The terminal sends Ctrl-C to the launcher, too; a quiet one gets no signal from here.
         blocked = {signal.SIGINT} if self._interrupts and not quiet else set()

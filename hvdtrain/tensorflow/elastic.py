@@ -131,7 +131,6 @@ class TensorFlowKerasState(TensorFlowState):
 
 
 def _variables_of(optimizer: tf.keras.optimizers.Optimizer, model: Model) -> list[Variable]:
-    """Return all variables of an optimizer, which are created if necessary."""
     if hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
         optimizer._create_all_weights(model.trainable_variables)
     elif not getattr(optimizer, "built", False):

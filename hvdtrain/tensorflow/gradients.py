@@ -231,7 +231,6 @@ def _with_defaults(slices: tf.IndexedSlices, variable: Any) -> tf.IndexedSlices:
 
 
 def _table(values: HostArray, indices: HostArray, shape: HostArray) -> HostArray:
-    """Return slices as a dense array."""
     table: HostArray = np.zeros(shape, values.dtype)
     np.add.at(table, indices, values)
     return table
@@ -346,7 +345,6 @@ class VariableReduction:
 
 
 def _divided(gradient: Gradient, process_set: ProcessSet) -> Gradient:
-    """Return a gradient divided by the number of ranks."""
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values / size_as(gradient.dtype, process_set)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

@@ -143,10 +143,14 @@ class _Runs:
     def start(self, lock: tf.Tensor, *tensors: tf.Tensor) -> HostArray:
         number, done = next(self._numbers), Future[list[HostArray]]()
         self._pending[number] = done
-        self._drop_abandoned(number - _KEPT_RUNS)
+        # Sessions of complete ones failed before taking the results. Of a copy, because sessions of
+        # one graph start and finish runs in their own threads.
+        for earlier, run in self._pending.copy().items():
+            if earlier < number - _KEPT_RUNS and run.done():
+                self._pending.pop(earlier, None)
         locks = [lock]
 
-        def run() -> None:
+        def call() -> None:
             try:
                 done.set_result(self._function(*map(as_array, tensors)))
             except BaseException as error:  # the session is to raise it
@@ -154,15 +158,8 @@ class _Runs:
             finally:
                 locks.clear()
 
-        threading.Thread(target=run, name="hvdtrain-operation", daemon=True).start()
+        threading.Thread(target=call, name="hvdtrain-operation", daemon=True).start()
         return np.array(number)
-
-    def _drop_abandoned(self, before: int) -> None:
-        """Drop complete runs with lower numbers: their session failed before taking the results."""
-        # Iterate over a copy: sessions of one graph start and finish runs in their own threads.
-        for number, done in self._pending.copy().items():
-            if number < before and done.done():
-                self._pending.pop(number, None)
 
     def finish(self, number: np.integer[Any] | int) -> list[HostArray]:
         """Return the results of a complete run, or raise its error."""
@@ -204,7 +201,12 @@ def call_on_arrays(
     if tf.executing_eagerly():
         return _call_now(function, tensors, name)
     graph = tf.compat.v1.get_default_graph()
-    _refuse_xla(graph)
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise UnsupportedError(
+            "XLA cannot compile operations that call Python, as hvdtrain's do: use "
+            "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and move "
+            "what XLA should compile into a tf.function without hvdtrain's operations"
+        )
     node = _NOT_IN_NODE_NAMES.sub("_", name or "Horovod")
     if not node[0].isalnum():  # no other character may begin the name of a node
         node = f"Horovod{node}"
@@ -250,12 +252,3 @@ def _call_now(
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from None
     return [tf.convert_to_tensor(array) for array in arrays]
-
-
-def _refuse_xla(graph: tf.Graph) -> None:
-    if control_flow_util.GraphOrParentsInXlaContext(graph):
-        raise UnsupportedError(
-            "XLA cannot compile operations that call Python, as hvdtrain's do: use "
-            "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and move "
-            "what XLA should compile into a tf.function without hvdtrain's operations"
-        )

@@ -134,19 +134,12 @@ _OF_ONE_RANK = (UnsupportedError, UsageError)
 
 
 class Callbacks:
-    """The callbacks of a run.
-
-    Args:
-        verbose: whether errors of callbacks are told with their traceback.
-
-    Attributes:
-        stop_rank: the first rank on which a callback has asked to stop; None: no rank.
-    """
+    """The callbacks of a run; `verbose` tells their errors with a traceback."""
 
     @collective
     def __init__(self, callbacks: Sequence[Callback], verbose: bool) -> None:
         self._callbacks, self._verbose = callbacks, verbose
-        self.stop_rank: int | None = None
+        self.stop_rank: int | None = None  # the first on which a callback has asked to stop
         own = {n for n in MOMENTS for c in callbacks if getattr(type(c), n) != getattr(Callback, n)}
         self._moments = set().union(*allgather_object(own, "callbacks"))
 

@@ -221,7 +221,6 @@ class Gathered:
 
 
 def _sum_and_number(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of values and their number, float64 [2]."""
     total = values.detach().double().sum()
     counts = total.new_full((2,), values.numel())
     counts[0] = total

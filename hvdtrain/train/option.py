@@ -121,17 +121,11 @@ def _bool(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ValueKind:
-    """A type of values, of options and of arguments of recipes.
+    """A type of values, of options and of arguments of recipes."""
 
-    Attributes:
-        words: description for people.
-        read: returns the value that a text represents, or raises ValueError.
-        accepted: the type that Python values must have.
-    """
-
-    words: str
-    read: Callable[[str], Any]
-    accepted: type
+    words: str  # for people
+    read: Callable[[str], Any]  # returns the value that a text represents, or raises ValueError
+    accepted: type  # of Python values
 
 
 KINDS: Mapping[Any, ValueKind] = {
@@ -147,8 +141,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
-    """One option of `train`; see option()."""
-
     name: str
     kind: Any
     may_be_unset: bool
@@ -172,7 +164,6 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """A description of the type."""
         return "names with values" if self.kind is Mapping else KINDS[self.kind].words
 
     @property

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
@@ -187,15 +187,25 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
     location = options.recipe_location
     if location.path is None:
         title = f"recipe {options.recipe}"
-        name = options.recipe if options.framework == "torch" else f"{options.recipe}_keras"
-        function = import_module(f"hvdtrain.train.recipes.{name}").recipe
+        module = import_module(f"hvdtrain.train.recipes.{options.framework}_recipes")
+        function = getattr(module, options.recipe)
     else:
         title = f"{location.path}:{location.function}"
         function = _function(
             _load(location.path, options.verbose), location.function, str(location.path)
         )
     arguments = recipe_arguments(function, title, options.set, options.data_dir)
-    return lambda: _make(function, arguments, title, location.path, options.verbose)
+    path, verbose = location.path, options.verbose
+
+    def make() -> Recipe:
+        with _code_of_user(path, f"{title} failed", verbose) if path else nullcontext():
+            made = function(**arguments)
+        if not isinstance(made, Recipe):
+            what = "None" if made is None else f"a {type(made).__name__}"
+            raise UsageError(f"{title} returned {what}, expected a hvdtrain.train.Recipe")
+        return made
+
+    return make
 
 
 class _RecipeModule(ModuleType):
@@ -252,24 +262,6 @@ def _function(module: ModuleType, name: str, title: str) -> Callable[..., Any]:
     ]
     has = f"it has {', '.join(own)}" if own else "it has none"
     raise UsageError(f"{title} has no function {name}{did_you_mean(name, own) or ':'} {has}")
-
-
-def _make(
-    function: Callable[..., Any],
-    arguments: dict[str, Any],
-    title: str,
-    path: Path | None,
-    verbose: bool,
-) -> Recipe:
-    if path is None:
-        made = function(**arguments)
-    else:
-        with _code_of_user(path, f"{title} failed", verbose):
-            made = function(**arguments)
-    if not isinstance(made, Recipe):
-        what = "None" if made is None else f"a {type(made).__name__}"
-        raise UsageError(f"{title} returned {what}, expected a hvdtrain.train.Recipe")
-    return made
 
 
 @contextmanager

@@ -69,18 +69,14 @@ def usage_errors(directory: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RanksLost:
-    """Ranks that ended while the others continued.
-
-    Attributes:
-        seconds: time from the notice until the others were ready for the next step.
-    """
+    """Ranks that ended while the others continued."""
 
     step: int
     epoch: float
     trained_seconds: float
     lost: Sequence[int]
     ranks: int
-    seconds: float
+    seconds: float  # from the notice until the others were ready for the next step
     global_batch_size: int
     scaled_lr: float
     left: bool = False
@@ -89,18 +85,12 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class RanksJoined:
-    """Ranks that joined the others.
-
-    Attributes:
-        seconds: time from the last step of the others until all were ready for the next one.
-    """
-
     step: int
     epoch: float
     trained_seconds: float
     joined: Sequence[int]
     ranks: int
-    seconds: float
+    seconds: float  # from the last step of the others until all were ready for the next one
     start_seconds: float
     global_batch_size: int
     scaled_lr: float
@@ -114,8 +104,6 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """One line of metrics.jsonl or steps.jsonl."""
-
     epoch: float
     step: int
     split: str
@@ -148,13 +136,6 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of summary.json.
-
-    Attributes:
-        samples_per_second: samples / seconds.total.
-        seconds: times of all epochs, including evaluation and checkpoints.
-    """
-
     world_size: int
     hosts: int
     host_names: list[str]
@@ -167,8 +148,8 @@ class Summary:
     epochs: int
     final: Values
     samples: int
-    samples_per_second: float
-    seconds: Seconds
+    samples_per_second: float  # samples / seconds.total
+    seconds: Seconds  # of all epochs, including evaluation and checkpoints
     weights_sha256: list[str]
     steps: int
     best: dict[str, Any] | None

@@ -20,14 +20,15 @@ from hvdtrain.core.gradients.plan import BucketSize
 from hvdtrain.core.membership import Context
 from hvdtrain.errors import UsageError, nearest_name
 from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report
-from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
-from hvdtrain.train.checkpoint.saver import (
+from hvdtrain.train.checkpoint import (
     LoadedCheckpoint,
+    TensorLibrary,
     checkpoint_files,
+    load_checkpoint,
     mark_best,
     newest_good,
+    position_of,
 )
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import (
     Array,
@@ -60,8 +61,6 @@ _RENAMED = {("framework", "tensorflow"): "keras"}
 
 @dataclass(frozen=True)
 class BestEvaluation:
-    """The best evaluation so far."""
-
     name: str
     value: float
     epoch: float
@@ -93,7 +92,6 @@ class Progress:
         )
 
     def next_epoch(self) -> Progress:
-        """Return the progress at the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, done=0, part=Totals())
 
     @property
@@ -177,29 +175,21 @@ def _count(content: Mapping[str, Any], name: str, kinds: tuple[type, ...] = (int
 
 @dataclass
 class RunState:
-    """How far a run has got, where its results are, and what it trains.
-
-    Attributes:
-        progress: what has been done at the last pause; after stop() by this rank.
-        pausing: where a pause that is under way began. Survivors of others take it again if one of
-            them was in it. After stop(): where this rank may have to begin again.
-        taken: steps since `progress`.
-        pause_due: whether a pause follows the steps taken.
-        trained: the weights and everything else that checkpoints hold.
-        epoch_samples: samples of an epoch, after stop().
-        failures, joins: ranks that were lost and that have joined before this start.
-    """
+    """How far a run has got, where its results are, and what it trains."""
 
     directory: Path
+    # At the last pause; once others have ended, of this rank.
     progress: Progress = field(default_factory=Progress)
     origin: str = ""
     resumed: bool = False
+    # Where a pause that is under way began. Survivors of others take it again if one of them was in
+    # it. Once others have ended: where this rank may have to begin again.
     pausing: Progress | None = None
-    taken: int = 0
-    pause_due: bool = False
-    trained: Any = None
-    epoch_samples: int = 0
-    failures: Sequence[RanksLost] = ()
+    taken: int = 0  # steps since `progress`
+    pause_due: bool = False  # after the steps taken
+    trained: Any = None  # the weights and everything else that checkpoints hold
+    epoch_samples: int = 0  # once others have ended
+    failures: Sequence[RanksLost] = ()  # before this start, as `joins`
     joins: Sequence[RanksJoined] = ()
 
     def start_clock(self, world: Context) -> None:
@@ -214,20 +204,8 @@ class RunState:
         return time.perf_counter() - self._total_from
 
     def timed(self, progress: Progress) -> Progress:
-        """Return progress with the current times."""
         communicate = self._blocked.seconds - self._communicate_from
         return replace(progress, total_seconds=self.total_seconds, communicate_seconds=communicate)
-
-    def stop(self, global_batch_size: int, epoch_samples: int) -> None:
-        """Note how far this rank has got when others ended."""
-        last, self.epoch_samples = self.progress, epoch_samples
-        if self.pausing is not None:
-            self.pausing = self.timed(self.pausing)
-        if self.taken:
-            done = min(last.done + self.taken * global_batch_size, epoch_samples)
-            samples = last.samples + done - last.done
-            last = replace(last, done=done, step=last.step + self.taken, samples=samples)
-        self.progress = self.timed(last)
 
     @property
     def paused(self) -> bool:
@@ -259,12 +237,6 @@ class WorldSettings:
         threads = self.threads[world.topology.rank]
         if threads is not None:
             framework.use_threads(threads)
-
-    @collective
-    def apply(self, loop: TrainingLoop, world: Context) -> None:
-        """Apply the order of gradients."""
-        if self.size == world.topology.size and self.plan is not None:
-            loop.use_bucket_plan(self.plan)
 
 
 def world_settings(
@@ -349,7 +321,11 @@ class StateLoader:
                 prepare_directory(directory)
                 (directory / MARKER).unlink(missing_ok=True)  # of an earlier start
                 drop_lines_after(directory, progress.step)
-                _mark_if_best(directory, path, progress)
+                best = progress.best
+                inside = path is not None and path.resolve().parent == directory.resolve()
+                # Of a run that was killed after writing it and before marking it.
+                if path is not None and inside and best and best.step == progress.step:
+                    mark_best(path)
         return RunState(directory, progress, origin, path is not None)
 
     def _restore(self, epoch_samples: int, state: TrainingState) -> Progress:
@@ -404,14 +380,6 @@ def _near(place: Path) -> str:
     runs = [path for path in place.absolute().parent.glob("*/") if checkpoint_files(path)]
     near = nearest_name(place.name, (path.name for path in runs if path.name != place.name), 0.8)
     return f" (did you mean {place.with_name(near)}?)" if near else ""
-
-
-def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> None:
-    """Mark the best checkpoint for a run that was killed after writing it and before marking it."""
-    best = progress.best
-    inside = resumed is not None and resumed.resolve().parent == directory.resolve()
-    if resumed is not None and inside and best is not None and best.step == progress.step:
-        mark_best(resumed)
 
 
 def _refuse_to_mix(options: TrainOptions, resumed: Path | None) -> None:

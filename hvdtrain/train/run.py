@@ -31,21 +31,11 @@ from hvdtrain.train.loop.snapshots import (
 )
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.records import MetricsRecord, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunState
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.terminal import Terminal, closing_lines, dry_run_line, epoch_lines, stop_lines
-
-
-def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
-    settings = options.parameter_server
-    if settings is None or pushes is None:
-        return None
-    given = asdict(settings)
-    given["max_staleness"] = given.pop("staleness")  # pushes have counts of that name
-    return {**given, **pushes.record()}
 
 
 def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -111,8 +101,6 @@ class Run:
 
     @collective
     def _call(self, moment: str, train: Callable[[], Values] = Values) -> None:
-        """Call the callbacks at a moment."""
-
         def state() -> CallbackState:
             loop, topology = self._loop, self._world.topology
             test = {} if self._evaluated is None else self._evaluated.values
@@ -137,19 +125,15 @@ class Run:
         self._loop.state.load_weights(call_on_root(lambda: run_log and run_log.best_weights(step)))
 
     @property
-    def _ends(self) -> bool:
-        """Whether the run is to end before its last epoch."""
-        return self._is_stale or self._callbacks.stop_rank is not None
-
-    @property
     def _progress(self) -> Progress:
         return self._state.progress
 
     @property
-    def _is_stale(self) -> bool:
-        """Whether evaluations have not improved for as long as --early-stop allows."""
+    def _ends(self) -> bool:
+        """Whether a callback, or evaluations that have not improved, end the run early."""
         patience, best = self._options.early_stop, self._progress.best
-        return patience is not None and best is not None and best.since >= patience
+        is_stale = patience is not None and best is not None and best.since >= patience
+        return is_stale or self._callbacks.stop_rank is not None
 
     @collective
     def _train_epoch(self) -> None:
@@ -185,8 +169,15 @@ class Run:
     def stopped(self) -> RunState:
         """Return how far this rank has got when others ended."""
         self._heartbeat.repeat_stop()
-        self._state.stop(self._step_plan.global_batch_size, self._step_plan.samples)
-        return self._state
+        plan, state, last = self._step_plan, self._state, self._progress
+        state.epoch_samples = plan.samples
+        if state.pausing is not None:
+            state.pausing = state.timed(state.pausing)
+        done = min(last.done + state.taken * plan.global_batch_size, plan.samples)
+        samples = last.samples + done - last.done
+        reached = replace(last, done=done, step=last.step + state.taken, samples=samples)
+        state.progress = state.timed(reached)
+        return state
 
     @collective
     def require_ranks(self, left: int) -> None:
@@ -400,7 +391,6 @@ class Run:
 
     @collective
     def _final_values(self) -> Values:
-        """Return the evaluation of the final weights."""
         last, step = self._evaluated, self._progress.step
         changed = self._callbacks.take("on_train_end")
         known = last is not None and last.step == step
@@ -434,18 +424,19 @@ class Run:
         self._terminal.end(lines)
         return summary
 
-    def _ended(self, progress: Progress) -> str:
-        """Return why the run has ended."""
-        if progress.epoch == self._step_plan.epochs:
-            return "epochs"
-        rank = self._callbacks.stop_rank
-        return "early stop" if rank is None else f"callback of rank {rank}"
-
     @collective
     def _summary(self, final: Values) -> Summary:
         options, topology, state = self._options, self._world.topology, self._state
         progress = state.timed(state.progress)
         total, communicate = progress.total_seconds, progress.communicate_seconds
+        server: dict[str, Any] | None = None
+        if options.parameter_server is not None and self._loop.pushes is not None:
+            server = asdict(options.parameter_server)
+            server["max_staleness"] = server.pop("staleness")  # pushes have counts of that name
+            server |= self._loop.pushes.record()
+        rank, ended = self._callbacks.stop_rank, "epochs"
+        if progress.epoch < self._step_plan.epochs:
+            ended = "early stop" if rank is None else f"callback of rank {rank}"
         return Summary(
             world_size=topology.size,
             hosts=topology.hosts,
@@ -464,8 +455,8 @@ class Run:
             weights_sha256=allgather_object(weights_digest(self._loop.state.weights()), "weights"),
             steps=progress.step,
             best=None if progress.best is None else asdict(progress.best),
-            ended=self._ended(progress),
-            parameter_server=_parameter_server(options, self._loop.pushes),
+            ended=ended,
+            parameter_server=server,
             failures=state.failures,
             joins=state.joins,
         )

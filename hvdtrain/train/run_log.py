@@ -10,8 +10,7 @@ from typing import Any
 
 from hvdtrain.errors import TrainingError
 from hvdtrain.files import replacing
-from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.saver import Saver, best_file
+from hvdtrain.train.checkpoint import Saver, best_file, load_checkpoint
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import (
@@ -54,12 +53,10 @@ class RunLog:
             self._trackers.log(rank_values(line), step, seconds)
 
     def write(self, lines: Sequence[MetricsRecord]) -> None:
-        """Write lines of metrics.jsonl."""
         self._append(METRICS, [line.line() for line in lines])
         self._track(lines)
 
     def write_step(self, line: MetricsRecord) -> None:
-        """Write a line of steps.jsonl."""
         self._append(STEPS, [line.line()], sync=False)
         self._track([line])
 
@@ -90,7 +87,7 @@ class RunLog:
         """Return what save() would write; it lasts until the next snapshot of the state."""
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
         about = self._about(progress, exchange)
-        return {**about, **self._setup.loop.state.snapshot().content()}
+        return {**about, **self._setup.loop.state.snapshot()()}
 
     def best_weights(self, step: int) -> dict[str, Any]:
         """Read what load_weights() takes from the best checkpoint, made after a step."""

@@ -20,9 +20,13 @@ from hvdtrain.core.objects import allgather_object, broadcast_object, call_on_ro
 from hvdtrain.core.recovery import Recovery
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.callbacks import Callbacks
-from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
-from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.checkpoint import (
+    NO_POSITION,
+    LoadedCheckpoint,
+    TensorLibrary,
+    load_checkpoint,
+    newest_good,
+)
 from hvdtrain.train.find import FoundBatchSize, FoundLr, run_batch_sizes, run_range_test
 from hvdtrain.train.loop.gather import call_everywhere, code_of_recipe
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
@@ -154,8 +158,7 @@ def train(
 ) -> Summary | None:
     """Train a recipe and write its results (collective; initializes hvdtrain).
 
-    Args:
-        noted: signals that a caller notes, before and after this run, too.
+    `noted` are signals that a caller notes, before and after this run, too.
     """
     options = announced(options if options.dry_run is None else options.without_traces())
     with StopSignals() if noted is None else nullcontext(noted) as signals:
@@ -535,7 +538,7 @@ def _agree(options: TrainOptions, before: RunState | None) -> dict[str, Any]:
     if before is not None and context.current().topology.rank == leader:
         progress = before.progress if paused else before.pausing or before.progress
         about = checkpoint_content(progress, options, before.epoch_samples)
-        content = {**about, "pausing": not paused, **before.trained.snapshot().content()}
+        content = {**about, "pausing": not paused, **before.trained.snapshot()()}
     if leader:
         content = broadcast_object(content, leader, "state")
     return content

@@ -73,7 +73,8 @@ def set_up(
     loop = framework.make_loop(recipe, step_plan)
     _require_test_samples(options, recipe, loop)
     state = call_on_root(partial(loader.begin_run, step_plan.samples, loop.state))
-    settings.apply(loop, world)
+    if settings.size == world.topology.size and settings.plan is not None:
+        loop.use_bucket_plan(settings.plan)
     loop.broadcast()
     loader.restore_exchange(loop, state.resumed)
     return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, state)

@@ -50,18 +50,12 @@ _SET = "set."
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is searched for: an option, or set.NAME for an argument of the recipe.
-
-    Attributes:
-        choices: the values, or the least and the largest one of a range.
-        is_range: whether all values between the two are meant.
-        log: whether their logarithms are drawn evenly.
-    """
+    """What is searched for: an option, or set.NAME for an argument of the recipe."""
 
     name: str
-    choices: tuple[Any, ...]
+    choices: tuple[Any, ...]  # the values, or the least and the largest one of a range
     is_range: bool = False
-    log: bool = False
+    log: bool = False  # logarithms are drawn evenly
 
     @classmethod
     def parse(cls, text: str) -> Parameter:
@@ -114,14 +108,12 @@ def _option_name(name: str) -> str:
 
 
 def with_values(options: TrainOptions, values: Mapping[str, Any]) -> TrainOptions:
-    """Return options with the values of a trial."""
     arguments = {n.removeprefix(_SET): v for n, v in values.items() if n.startswith(_SET)}
     others = {name: value for name, value in values.items() if name in _OF_TRIALS}
     return replace(options, set={**options.set, **arguments}, **others)
 
 
 def command_line(options: TrainOptions) -> str:
-    """Return the command that trains with options."""
     words = ["python", "-m", "hvdtrain", "train", options.recipe]
     for one in OPTIONS[1:]:
         value = getattr(options, one.name)
@@ -172,13 +164,10 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 class _Study:
-    """Optuna's study of a sweep, and the files and the tracker that show it (rank 0 only).
-
-    Args:
-        maximizes: whether more is better; None: as the study says, which is there.
-    """
+    """Optuna's study of a sweep, and the files and the tracker that show it (rank 0 only)."""
 
     def __init__(self, asked: Sweep, directory: Path, maximizes: bool | None) -> None:
+        """Open the study; `maximizes` is None where it is there already, and says so itself."""
         self._optuna, self._asked, self._directory = _import_optuna(), asked, directory
         self._storage = masked(asked.storage or str(directory / STUDY))
         direction: Literal["maximize", "minimize"] = "maximize" if maximizes else "minimize"
@@ -376,8 +365,6 @@ class _Reports(Callback):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial has ended."""
-
     state: str
     seconds: float
     value: float | None = None
@@ -386,24 +373,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that is asked for.
-
-    Attributes:
-        options: those of all trials; `out` is the directory of the sweep.
-        trials: how many trials to end, those before a resume included.
-        storage: address of Optuna's storage; None: a file in the directory.
-        prune: whether to end trials early whose evaluations are worse than the median.
-        ranks_per_trial: on how many ranks each trial trains, several at once; None: on all.
-        start: the same for jobs that `run` has started at once to train these trials.
-    """
-
-    options: TrainOptions
+    options: TrainOptions  # of all trials; `out` is the directory of the sweep
     search: Sequence[Parameter]
-    trials: int
-    storage: str | None = None
-    prune: bool = True
-    ranks_per_trial: int | None = None
-    start: str = ""
+    trials: int  # to end, those before a resume included
+    storage: str | None = None  # address of Optuna's storage; None: a file in the directory
+    prune: bool = True  # end trials early whose evaluations are worse than the median
+    ranks_per_trial: int | None = None  # several trials train at once; None: each on all ranks
+    start: str = ""  # the same for jobs that `run` has started at once to train these trials
 
     def __post_init__(self) -> None:
         for one in OPTIONS:
@@ -502,7 +478,6 @@ def _train(
     study: _Study | None,
     signals: StopSignals,
 ) -> Outcome:
-    """Train one trial."""
     began, value, problem, state = time.perf_counter(), None, "", "FAIL"
     try:
         options = with_values(options, values)

@@ -45,7 +45,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "model": f"{parameters:,} parameters in {counted(len(layers), 'layer')}",
         "engine": f"{world.engine_name}{library}",
         "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
-        "device": device_text(setup.devices),
+        "device": _device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
         "batch": f"{counted(batch, 'sample')} of all ranks{per_rank}{whole}",
         "epochs": f"{epochs} ({options.epochs} divided by the ranks)" * options.divide_epochs,
@@ -103,8 +103,7 @@ def decay_text(options: TrainOptions, warmup: float, epochs: int) -> str:
     return f", {options.schedule} from epoch {warmup:g} on" if warmup else f", {options.schedule}"
 
 
-def device_text(devices: Sequence[str]) -> str:
-    """Describe the devices of all ranks: "cpu", or "ranks 0, 1: cuda:0; rank 2: cpu"."""
+def _device_text(devices: Sequence[str]) -> str:
     if len(set(devices)) == 1:
         return devices[0] if len(devices) == 1 else f"{devices[0]} on every rank"
     return format_by_rank(devices)
@@ -223,13 +222,10 @@ def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
 
 
 class Terminal:
-    """Prints lines, with a progress bar below them if there is a terminal to show it.
-
-    Args:
-        log: the file that keeps the lines, also of those who print none.
-    """
+    """Prints lines, with a progress bar below them if there is a terminal to show it."""
 
     def __init__(self, prints: bool, bar: bool, log: Path | None = None) -> None:
+        """Take what to do; `log` keeps the lines, also of those who print none."""
         self._prints, self._log = prints, log
         self._bar: Bar | None = _new_bar() if prints and bar else None
 

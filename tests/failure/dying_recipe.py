@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.core import context
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes.digits import recipe
+from hvdtrain.train.recipes.torch_recipes import digits
 
 
 def kill_on_rank_1(rank: int) -> None:
@@ -42,10 +42,10 @@ class KilledInLoading:
 
 
 def evaluated() -> Recipe:
-    plain = recipe()
+    plain = digits()
     return replace(plain, model=KilledInEvaluation(plain.model))
 
 
 def loaded() -> Recipe:
-    plain = recipe()
+    plain = digits()
     return replace(plain, train=KilledInLoading(plain.train, context.current().topology.rank))

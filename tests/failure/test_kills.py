@@ -13,8 +13,13 @@ from ranks import launch
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 from save_kills import LEAST_BYTES
 
-from hvdtrain.train.checkpoint.file import BEST, CHECKPOINT, CheckpointName, position_of
-from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.checkpoint import (
+    BEST,
+    CHECKPOINT,
+    CheckpointName,
+    checkpoint_files,
+    position_of,
+)
 
 RECIPE = """
 import numpy as np

@@ -16,8 +16,7 @@ from ranks import launch, mpi_python, run_ranks, start, torch_beside
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.errors import STOPPING
-from hvdtrain.train.checkpoint.file import position_of
-from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.checkpoint import checkpoint_files, position_of
 from hvdtrain.train.records import MARKER
 
 WORKER = TESTS / "train" / "train_worker.py"
@@ -82,7 +81,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
 # A step that never ends, in C, where Python handles no signal.
 ENDLESS = """
 from dataclasses import replace
-from hvdtrain.train.recipes.digits import recipe as digits
+from hvdtrain.train.recipes.torch_recipes import digits
 
 def loss(outputs, labels):
     print("in the step", flush=True)

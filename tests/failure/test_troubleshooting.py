@@ -16,8 +16,7 @@ from outcomes import outcomes
 from paths import TESTS
 from ranks import launch, mpi_python, run_ranks, start
 
-from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint, write_checkpoint
 
 
 def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Completed:

@@ -8,9 +8,9 @@ from typing import Any
 
 from hvdtrain.data.sampling import Indices
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.recipes.digits import recipe as recipe
+from hvdtrain.train.recipes.torch_recipes import digits
 
-batches = StepPlan.batches
+recipe, batches = digits, StepPlan.batches
 
 
 def held_batches(self: StepPlan, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:

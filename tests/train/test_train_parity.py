@@ -13,8 +13,7 @@ import torch
 from ranks import run_ranks, torch_beside
 from trained_cases import WORKER, TrainedCases
 
-from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
 from hvdtrain.train.options import TrainOptions
 
 COMMON = {"kind": "plain", "lr_scaling": "none", "device": "cpu", "seed": 3}

@@ -26,12 +26,16 @@ from hvdtrain.data.sampling import epoch_permutation, global_batch, steps_per_ep
 from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import Topology
-from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
-from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.checkpoint import (
+    checkpoint_files,
+    load_checkpoint,
+    position_of,
+    write_checkpoint,
+)
 from hvdtrain.train.keras.loop import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes import digits_keras
+from hvdtrain.train.recipes import keras_recipes
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.session import train
 
@@ -56,7 +60,7 @@ def counted(plain: Callable[[], Recipe]) -> Recipe:
 def whole_job(arguments: list[str], directory: Path) -> int:
     Counted.calls = 0
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(digits_keras, "recipe", partial(counted, digits_keras.recipe))
+        patches.setattr(keras_recipes, "digits", partial(counted, keras_recipes.digits))
         with pytest.raises(SystemExit) as end:
             main(["train", "digits", *arguments, "--out", str(directory)])
     assert not end.value.code
@@ -159,7 +163,7 @@ def distance_from_plain_keras(
 @cache
 def weights_of_plain_keras(momentum: float, batch_size: int) -> dict[str, Any]:
     keras.utils.set_random_seed(3)  # of rank 0
-    recipe = digits_keras.recipe()
+    recipe = keras_recipes.digits()
     model, samples = recipe.model, recipe.train
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     model.compile(keras.optimizers.SGD(LR, momentum=momentum), loss)
@@ -195,7 +199,7 @@ def masks_of_dropout_go_on(directory: Path) -> bool:
 
     model, state = build()
     steps(model)
-    saved = state.snapshot().content()
+    saved = state.snapshot()()
     mine = directory / str(rank)
     mine.mkdir(parents=True)
     content = load_checkpoint(write_checkpoint(mine, 0, 2, {"epoch": 0, **saved}, "np"), "np")
@@ -267,7 +271,7 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
     local = {**options, "exchange": "postlocal:after=9,steps=1"}
     served = {**options, "strategy": "ps"}  # one worker and one server
     patch = pytest.MonkeyPatch()
-    patch.setattr(digits_keras, "recipe", partial(regularized, digits_keras.recipe))
+    patch.setattr(keras_recipes, "digits", partial(regularized, keras_recipes.digits))
     distances = [
         distance_from_plain_keras(served, directory / "served"),
         distance_from_plain_keras(options, directory / "exact"),
@@ -276,13 +280,13 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
     ]
     patch.undo()
     weights_of_plain_keras.cache_clear()
-    patch.setattr(digits_keras, "recipe", partial(normalized, digits_keras.recipe))
+    patch.setattr(keras_recipes, "digits", partial(normalized, keras_recipes.digits))
     distances.append(distance_from_plain_keras(options, directory / "normalized"))
     tiny = {**options, "global_batch_size": 718}  # of 1437 samples the last batch has one
     with pytest.raises(UsageError, match="BatchNormalization needs one on each"):
         train(TrainOptions(out=directory / "tiny", quiet=True, **tiny))
     patch.undo()
-    patch.setattr(digits_keras, "recipe", partial(frozen, digits_keras.recipe))
+    patch.setattr(keras_recipes, "digits", partial(frozen, keras_recipes.digits))
     distances.append(distance_from_plain_keras(tiny, directory / "frozen"))
     patch.undo()
     return {"calls": calls, "distance": max(distances)}

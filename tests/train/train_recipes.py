@@ -16,8 +16,8 @@ from hvdtrain.errors import UnsupportedError
 from hvdtrain.train import Callback, CallbackState, LearningRateMonitor, RestoreBestWeights
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes.digits import recipe as plain
-from hvdtrain.train.recipes.parts import cross_entropy
+from hvdtrain.train.recipes.torch_recipes import cross_entropy
+from hvdtrain.train.recipes.torch_recipes import digits as plain
 
 
 class Watched(nn.Module):

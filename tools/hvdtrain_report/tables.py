@@ -29,9 +29,12 @@ _SHOWN = ("failures", "joins")
 
 def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """Return one text per run for each label; labels without any value are left out."""
-    rows: dict[str, list[str]] = {}
-    for metric in _metrics(runs):
-        rows[metric] = [_final(run, metric) for run in runs]
+    results = [run.measured.last.get(final_split(run) or "", {}) for run in runs]
+    rows: dict[str, list[str]] = {
+        metric: ["" if metric not in last else _short(last[metric]) for last in results]
+        for metric in dict.fromkeys(name for last in results for name in last)
+        if metric not in _SPEED
+    }
     rows["best"] = [_best(run) for run in runs]
     rows["samples/s"] = [_rate(run) for run in runs]
     rows["time"] = [_duration(_seconds(run)) for run in runs]
@@ -58,18 +61,6 @@ def final_split(run: RunFiles) -> str | None:
     return next((s for s in _SPLITS if s in known), next(iter(known), None))
 
 
-def _metrics(runs: Sequence[RunFiles]) -> list[str]:
-    found: dict[str, None] = {}
-    for run in runs:
-        found |= dict.fromkeys(run.measured.last.get(final_split(run) or "", ()))
-    return [name for name in found if name not in _SPEED]
-
-
-def _final(run: RunFiles, metric: str) -> str:
-    value = run.measured.last.get(final_split(run) or "", {}).get(metric)
-    return "" if value is None else _short(value)
-
-
 def _best(run: RunFiles) -> str:
     """Return the best evaluation by the metric that decides, and when it was."""
     best = (run.summary or {}).get("best")
@@ -80,17 +71,9 @@ def _best(run: RunFiles) -> str:
 
 def _rate(run: RunFiles) -> str:
     """Return the rate of the whole run; without a summary, that of the last training epoch."""
-    known = _of(run, "samples_per_second")
-    last = run.measured.last
-    found = known or next(
-        (
-            last[split]["samples_per_second"]
-            for split in ("train", "step")
-            if "samples_per_second" in last.get(split, {})
-        ),
-        None,
-    )
-    rate = number(found)
+    known = [_of(run, "samples_per_second") or None]
+    known += [run.measured.last.get(s, {}).get("samples_per_second") for s in ("train", "step")]
+    rate = number(next((each for each in known if each is not None), None))
     return "" if rate is None or not math.isfinite(rate) else f"{rate:,.0f}"
 
 
@@ -151,7 +134,6 @@ class SettingRow:
 def side_by_side(
     settings: Sequence[Mapping[str, object] | None], mark: bool = True
 ) -> list[SettingRow]:
-    """Return one row for each setting of any run."""
     flat = [dict(_flat("", found)) if found else {} for found in settings]
     # The dictionary keeps the order of first occurrence.
     names = {name: None for found in flat for name in found}

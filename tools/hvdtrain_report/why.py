@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -109,17 +110,13 @@ def _of_launcher(told: Told, found: Verdict | None, ranks: Sequence[Rank]) -> Ve
     if found is not None and found.cause == "terminated":
         return replace(found, evidence=told.line)
     cause = {"11": "segfault", "7": "segfault", "15": "terminated"}.get(told.detail, "killed")
-    what = f"killed by signal {told.detail} ({_name_of(told.detail)})"
+    name = "see kill -l"
+    with suppress(ValueError):
+        name = signal.Signals(int(told.detail)).name
+    what = f"killed by signal {told.detail} ({name})"
     if cause == "killed" and found is not None and found.cause == "out of memory":
         cause = found.cause
     return Verdict(cause, what, named, host, at, told.line)
-
-
-def _name_of(number: str) -> str:
-    try:
-        return signal.Signals(int(number)).name
-    except ValueError:
-        return "see kill -l"
 
 
 def _recorded(ranks: Sequence[Rank], told: Sequence[Told] | None) -> Verdict | None:
@@ -179,7 +176,8 @@ def _own_words(own: Sequence[tuple[Note, Rank]], told: Sequence[Told] | None) ->
     """Return a verdict about ranks that noted errors or signals before any had ended."""
     note, rank = own[0]
     if note.kind == "error":
-        same = sorted(r.rank for n, r in own if n.kind == "error" and _same(n.text, note.text))
+        plain = _plain(note.text)
+        same = sorted(r.rank for n, r in own if n.kind == "error" and _plain(n.text) == plain)
         cause = _cause(note.text)
         if cause == "different requests":
             same = _minority(note.text) or same
@@ -192,10 +190,8 @@ def _own_words(own: Sequence[tuple[Note, Rank]], told: Sequence[Told] | None) ->
     return _about(rank, "terminated", f"told to end from outside ({note.text})", note.time, "")
 
 
-def _same(one: str, other: str) -> bool:
-    """Return whether two ranks raised the same error, which may name the rank."""
-    plain = [re.sub(r"\[rank \d+/\d+\]", "", text) for text in (one, other)]
-    return plain[0] == plain[1]
+def _plain(error: str) -> str:
+    return re.sub(r"\[rank \d+/\d+\]", "", error)
 
 
 def _minority(text: str) -> list[int]:

@@ -76,7 +76,6 @@ def noise_of(values: Mapping[str, Sequence[float]], same: Mapping[str, str]) -> 
 
 
 def paired_ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return other / base of each repeat."""
     if len(base) != len(other) or not base:
         raise ValueError(f"repeats come in pairs, got {len(base)} and {len(other)}")
     return [b / a for a, b in zip(base, other, strict=True)]
@@ -104,10 +103,8 @@ def ratio_interval(ratios: Sequence[float]) -> tuple[float, float] | None:
     return exp(middle - error), exp(middle + error)
 
 
-def median_interval(
-    values: Sequence[float], confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
-    """Return an interval that holds the true median with at least this confidence.
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that holds the true median with at least CONFIDENCE.
 
     The number of values below the true median is binomial, whatever their distribution, so
     P(x_(k) <= median <= x_(n+1-k)) = 1 - 2 * sum_{i<k} C(n, i) / 2^n; the largest such k is taken.
@@ -115,7 +112,7 @@ def median_interval(
     ordered, count = sorted(values), len(values)
     left_out = 0
     tail = 2 * comb(count, 0) / 2**count
-    while tail <= 1 - confidence and left_out < (count + 1) // 2:
+    while tail <= 1 - CONFIDENCE and left_out < (count + 1) // 2:
         left_out += 1
         tail += 2 * comb(count, left_out) / 2**count
     if left_out == 0:
@@ -174,13 +171,16 @@ def compare_losses(
     found = []
     for name, losses in last.items():
         pairs = zip(losses, last[base], strict=True)
+        verdict = "lower" if mean(losses) < min(last[base]) else "higher"
+        if min(last[base]) <= mean(losses) <= max(last[base]):
+            verdict = "within the seeds"
         summary = LossSummary(
             name=name,
             mean=mean(losses),
             low=min(losses),
             high=max(losses),
             difference=mean(own - other for own, other in pairs),
-            verdict="" if name == base else _verdict(mean(losses), last[base]),
+            verdict=verdict if name != base else "",
             equal_time=mean(loss_after(curve, shortest) for curve in curves[name]),
             seconds=seconds[name],
         )
@@ -194,12 +194,6 @@ def loss_after(curve: Curve, seconds: float) -> float:
         if seconds <= after:
             return first + (second - first) * (seconds - before) / (after - before)
     return curve[-1][2]
-
-
-def _verdict(value: float, of_base: Sequence[float]) -> str:
-    if min(of_base) <= value <= max(of_base):
-        return "within the seeds"
-    return "lower" if value < min(of_base) else "higher"
 
 
 _NAMED_MICROSECONDS = 8.0
@@ -246,7 +240,6 @@ class Efficiency:
 
 
 def rows(case: Case) -> list[ComparedContender]:
-    """Compare every contender of a case with its base."""
     return compared(case.values, case.base, _same(case))
 
 
@@ -280,8 +273,13 @@ def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
     """Return the efficiency of each contender on all ranks; empty if they take no steps."""
     if WHOLE not in case.values:
         return {}
-    together = [name for name in case.values if name not in (ALONE, WHOLE, NO_COMMUNICATION)]
-    return {name: _efficiency(case, name, ranks) for name in together}
+    bases = (ALONE, WHOLE, NO_COMMUNICATION)
+    found = {}
+    for name, own in case.values.items():
+        if name not in bases:
+            weak, strong, limit = (median(paired_ratios(own, case.values[base])) for base in bases)
+            found[name] = Efficiency(weak, strong / ranks, limit)
+    return found
 
 
 def figures(result: Result) -> list[Figure]:
@@ -301,20 +299,8 @@ def figures(result: Result) -> list[Figure]:
     return list(kinds[result.kind](result)) if result.kind in kinds else []
 
 
-def _efficiency(case: Case, name: str, ranks: int) -> Efficiency:
-    own = case.values[name]
-    weak, strong, limit = (
-        median(paired_ratios(own, case.values[other])) for other in (ALONE, WHOLE, NO_COMMUNICATION)
-    )
-    return Efficiency(weak, strong / ranks, limit)
-
-
 def _same(case: Case) -> dict[str, str]:
     return {case.again: case.base} if case.again else {}
-
-
-def _noise(case: Case) -> float:
-    return noise_of(case.values, _same(case))
 
 
 def _of_collectives(result: Result) -> Iterator[Figure]:
@@ -377,9 +363,7 @@ def _of_exchanges(result: Result) -> Iterator[Figure]:
             label = f"{case.name}: {name}: sent by a host per step"
             yield Figure(label, nbytes / 1e6, nbytes / 1e6, nbytes / 1e6, "MB")
             if name not in (NO_COMMUNICATION, AVERAGE_AGAIN):
-                found = compare(case.values[NO_COMMUNICATION], case.values[name], _noise(case))
-                label = f"{case.name}: {name} / {NO_COMMUNICATION}"
-                yield Figure(label, found.ratio, found.low, found.high, "x", found.verdict)
+                yield from _ratios(case, NO_COMMUNICATION, [name])
 
 
 def _of_losses(result: Result) -> Iterator[Figure]:
@@ -417,8 +401,9 @@ def _against(base: str, others: Mapping[str, float | None], result: Result) -> I
 
 def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:
     """Compare contenders with a base, if both were measured."""
+    noise = noise_of(case.values, _same(case))
     for other in others:
         if base in case.values and other in case.values:
-            found = compare(case.values[base], case.values[other], _noise(case))
+            found = compare(case.values[base], case.values[other], noise)
             label = f"{case.name}: {other} / {base}"
             yield Figure(label, found.ratio, found.low, found.high, "x", found.verdict)

@@ -18,7 +18,7 @@ from hvdtrain_bench.analysis.judge import (
 )
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.text import console, ends_text, interval_text, table_of, time_text
-from hvdtrain_bench.many.measure import COLUMNS, HELD, WAITS, cpu_rows, held_rows, wait_rows
+from hvdtrain_bench.many.measure import tables
 from hvdtrain_bench.scaling.paper import (
     AVERAGE,
     COVERAGE,
@@ -45,7 +45,6 @@ _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")
 _EFFICIENCY_COLUMNS = ("weak", "strong", "of the limit")
 _TIME_COLUMNS = ("", "median", "95 %", "least", "most")
 _COST_COLUMNS = ("", "went on", "time lost", "taken again", "counted twice", "left out")
-_BYTES_PER_GIGABYTE = 1e9
 
 
 class ConsoleReport:
@@ -73,8 +72,8 @@ class ConsoleReport:
         self._figures(figures(result))
 
     def many(self, results: Sequence[Result]) -> None:
-        for columns, rows_of in ((COLUMNS, cpu_rows), (HELD, held_rows), (WAITS, wait_rows)):
-            self._console.print(table_of("", columns, rows_of(results)))
+        for table in tables(results):
+            self._console.print(table)
 
     def kills(self, result: Result) -> None:
         costs = [(case.name, *_costs_of(case)) for case in result.cases]
@@ -141,7 +140,7 @@ class ConsoleReport:
             self.line(f"without {name}: {reason}")
 
     def _case(self, case: Case, ranks: int) -> None:
-        gigabytes = case.about.get("bytes", 0) / _BYTES_PER_GIGABYTE
+        gigabytes = _GIGA * case.about.get("bytes", 0)
         of_ranks = efficiencies(case, ranks)
         table = table_of(
             case.name,

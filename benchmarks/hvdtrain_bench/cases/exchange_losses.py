@@ -6,7 +6,7 @@ import math
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,12 @@ from torch.optim import SGD, AdamW, Optimizer
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples as ImageSamples
 from hvdtrain.data.digits import load_digits
-from hvdtrain.train.recipes.text import Transformer
+from hvdtrain.train.recipes.torch_recipes import Transformer
 from hvdtrain_bench.analysis.judge import AVERAGE
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.harness.results import MeasurementSettings
 from hvdtrain_bench.harness.turns import Bench, in_turns
 
 _CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
@@ -99,14 +99,6 @@ def _sgd(module: nn.Module) -> Optimizer:
     return SGD(module.parameters(), lr=0.05, momentum=0.9)
 
 
-def _adamw(module: nn.Module) -> Optimizer:
-    return AdamW(module.parameters(), lr=1e-3)
-
-
-def _character_transformer() -> nn.Module:
-    return Transformer(_ASCII, _CONTEXT, 64, 2, 4)
-
-
 def _cosine(step: int, steps: int) -> float:
     """Rise over the first twentieth of the steps, then follow half a period of a cosine to 0."""
     rising = steps // 20
@@ -115,16 +107,17 @@ def _cosine(step: int, steps: int) -> float:
     return (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
 
 
+_TEXT = LossTask(
+    "character transformer",
+    _text,
+    lambda: Transformer(_ASCII, _CONTEXT, 64, 2, 4),
+    lambda module: AdamW(module.parameters(), lr=1e-3),
+)
+_DECAY = "character transformer whose learning rate decays"
 TASKS = {
     "digits": LossTask("MLP on digits", lambda: _digits(8), _digits_network, _sgd),
-    "text": LossTask("character transformer", _text, _character_transformer, _adamw),
-    "text-decay": LossTask(
-        "character transformer whose learning rate decays",
-        _text,
-        _character_transformer,
-        _adamw,
-        _cosine,
-    ),
+    "text": _TEXT,
+    "text-decay": replace(_TEXT, title=_DECAY, factor=_cosine),
     "mnist-cnn": LossTask(
         "MNIST CNN on digits", lambda: _digits(28), MODELS["mnist-cnn"].build, _sgd
     ),
@@ -172,7 +165,6 @@ class _Training:
         self._batches: Iterator[tuple[Tensor, Tensor]] = train.batches(ranks.rank, ranks.size, seed)
 
     def curve(self, test: TensorSamples) -> Curve:
-        """Train, and return the losses of the test samples on the way (collective)."""
         points: Curve = [(0, 0.0, self._loss(test))]
         seconds, each, factor = 0.0, self._settings.steps_per_turn, self._task.factor
         for number in range(self._settings.points):

@@ -17,7 +17,7 @@ from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.harness.network import sent_bytes
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import MeasurementSettings, turn_steps
+from hvdtrain_bench.harness.results import MeasurementSettings, turn_steps
 from hvdtrain_bench.harness.turns import Bench, Contender
 
 _FIRST_STEPS = 2
@@ -87,7 +87,6 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
 def _contenders(
     ranks: Ranks, model: BenchModel, settings: MeasurementSettings, library: str
 ) -> dict[Contender, int]:
-    """Return contenders, and the number of steps of a turn of each."""
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
     texts = {AVERAGE: "average", AVERAGE_AGAIN: "average"} | {t: t for t in settings.exchanges}

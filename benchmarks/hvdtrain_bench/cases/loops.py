@@ -19,8 +19,7 @@ from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import GlobalBatchSampler
 from hvdtrain.train import Callback, CallbackState, Recipe, fit
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.digits import recipe as digits
-from hvdtrain.train.recipes.parts import resnet
+from hvdtrain.train.recipes.torch_recipes import digits, resnet
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
 from hvdtrain_bench.cases.checked import WrongResultError
 from hvdtrain_bench.cases.models import small_mlp
@@ -51,19 +50,15 @@ class _Task:
         return Samples(inputs, rng.integers(_CLASSES, size=count))
 
 
-def _digits() -> nn.Module:
-    model: nn.Module = digits().model
-    return model
-
-
-def _residual() -> nn.Module:
-    return resnet(_CLASSES, width=16, stages=3, blocks=2)
-
-
 _TASKS = {
-    "digits": _Task("digits, 0.04 M", _digits, (1, 8, 8), batch=32),
+    "digits": _Task("digits, 0.04 M", lambda: digits().model, (1, 8, 8), batch=32),
     "mlp": _Task("MLP, 2.9 M", small_mlp, (784,), batch=32),
-    "resnet": _Task("ResNet-14, 0.2 M", _residual, (3, 32, 32), batch=8),
+    "resnet": _Task(
+        "ResNet-14, 0.2 M",
+        lambda: resnet(_CLASSES, width=16, stages=3, blocks=2),
+        (3, 32, 32),
+        batch=8,
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -191,22 +191,18 @@ class PeerLibraries:
 
 def _start_gloo(config: Config) -> Callable[[], None]:
     """Create the default process group of torch.distributed; return what destroys it."""
-    leaves: list[Callable[[], object]] = [dist.destroy_process_group]
+    leaves = ExitStack()
 
     def start(found: Members, nodes: tuple[int, ...], _: tuple[str, ...]) -> EngineWorld:
         if len(set(nodes)) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo", store=found.store, rank=found.rank, world_size=found.size)
-        leaves.append(found.leave)
+        leaves.callback(found.leave)  # at last
+        leaves.callback(dist.destroy_process_group)
         return open_world("local", config, os.environ)  # torch's group is not an engine's
 
     open_on_ranks(config, os.environ, start, takes_newcomers=False)
-
-    def leave() -> None:
-        for function in leaves:
-            function()
-
-    return leave
+    return leaves.close
 
 
 def _engine_reduce(communicator: Communicator) -> Reduce:

@@ -24,7 +24,7 @@ from hvdtrain_bench.cases.models import MODELS, Trainer, bare, first_weights
 from hvdtrain_bench.cases.peers import Peer, PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, period_of
+from hvdtrain_bench.harness.results import PROFILE_STEPS, SHARDED, period_of
 from hvdtrain_bench.harness.turns import Bench, Contender
 from hvdtrain_bench.scaling.paper import jitter_seconds, measured_scheme
 from hvdtrain_bench.scaling.predictions import HVDTRAIN

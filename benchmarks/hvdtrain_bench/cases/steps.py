@@ -41,7 +41,7 @@ from hvdtrain_bench.cases.models import (
 )
 from hvdtrain_bench.cases.peers import Library, PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import OPTIMIZERS
+from hvdtrain_bench.harness.results import OPTIMIZERS
 from hvdtrain_bench.harness.turns import Bench, Contender
 
 _AGAIN = "hvdtrain again"

@@ -19,10 +19,8 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageEr
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import BACKENDS
 from hvdtrain.world import refuse_on_ranks
-from hvdtrain_bench.cli.simulate import simulate
 from hvdtrain_bench.harness.jobs import RankLauncher
-from hvdtrain_bench.harness.results import results_folder
-from hvdtrain_bench.harness.settings import (
+from hvdtrain_bench.harness.results import (
     DEFAULT,
     FITTED,
     MODELS,
@@ -31,9 +29,12 @@ from hvdtrain_bench.harness.settings import (
     SHARDED,
     TASKS,
     period_of,
+    results_folder,
 )
+from hvdtrain_bench.harness.text import console, table_of, time_text
 from hvdtrain_bench.many.measure import ENDS
-from hvdtrain_bench.scaling.paper import PRESETS, Link, Work, even_work
+from hvdtrain_bench.scaling.paper import PRESETS, Cluster, Link, Work, even_work
+from hvdtrain_bench.scaling.simulation import SCENARIOS, Found
 from hvdtrain_bench.suite import Paper, Suite
 
 ALL_HELP = "Instead of all; more than one may be given."
@@ -416,4 +417,35 @@ def _idle(**common: Any) -> int:
 
 
 command.add_command(scaling)
-command.add_command(simulate)
+
+
+_NODE = Link("shared memory", 0.5e-6, 10e9)
+_SIMULATED_RANKS = (10, 100, 1000, 10000)
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+@command.command("simulate")
+@click.option("sizes", "-np", "-n", "--num-ranks", type=click.IntRange(3), multiple=True)
+@click.option("--link", type=click.Choice(list(PRESETS)), default="hdr", show_default=True)
+@click.option("--ranks-per-node", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the jitter.")
+def _simulate(sizes: Sequence[int], link: str, ranks_per_node: int, seed: int) -> None:
+    """Simulate what ranks agree on, with hvdtrain's own code, at 10 to 10,000 ranks.
+
+    For each: votes, bytes that each rank receives in them and in reports and tensors, and the time
+    from when the last rank begins to when the last one has ended.
+    """
+    cluster = Cluster(PRESETS[link], _NODE, ranks_per_node)
+    chosen = sizes or _SIMULATED_RANKS
+    title = f"{PRESETS[link].name}, {ranks_per_node} ranks per node"
+    rows = (
+        (name, *(_cell(scenario(cluster, size, seed)) for size in chosen))
+        for name, scenario in SCENARIOS.items()
+    )
+    console().print(table_of(title, ["ranks", *(f"{size:,}" for size in chosen)], rows))
+
+
+def _cell(found: Found) -> str:
+    unit, size = next(one for one in _UNITS if found.nbytes >= one[1])
+    votes = f"{found.votes} vote{'s' * (found.votes != 1)}"
+    return f"{votes}\n{found.nbytes / size:.3g} {unit}\n{time_text(found.seconds)}"

@@ -28,12 +28,15 @@ from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain_bench.compare.meters import (
     EVALUATED_TOGETHER,
+    ContenderTask,
     Division,
     ExactDivision,
+    ProcessPlace,
+    RankResult,
     ShardedDivision,
     StepMeter,
+    Weights,
 )
-from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,6 @@ def _set_first_weights(model: Any, path: Path, place: ProcessPlace) -> None:
 
 
 def weights_of(model: Any) -> Weights:
-    """Return a copy of the weights that are trained, by name."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # within fit, variables are not current
     variables = model.trainable_variables
@@ -216,10 +218,6 @@ def _evaluate(
     return own, scores
 
 
-def _one(task: ContenderTask, place: ProcessPlace) -> Approach:
-    return Approach(library=f"Keras {keras.__version__} on {keras.backend.backend()}")
-
-
 def _hvdtrain(task: ContenderTask, place: ProcessPlace) -> Approach:
     import hvdtrain.keras as hvd
     from hvdtrain import __version__
@@ -316,7 +314,7 @@ def _jax_distribution(task: ContenderTask, place: ProcessPlace) -> Approach:
 
 
 _WAYS: Mapping[str, Callable[[ContenderTask, ProcessPlace], Approach]] = {
-    "one": _one,
+    "one": lambda *_: Approach(f"Keras {keras.__version__} on {keras.backend.backend()}"),
     "hvdtrain": _hvdtrain,
     "horovod": _horovod,
     "mirrored": _mirrored,

@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdtrain_report.document import asset, own_script, render, write_document
 
-from hvdtrain_bench.compare.rows import Ratio, Row, SampleCount
+from hvdtrain_bench.compare.rows import Ratio, Row
 from hvdtrain_bench.harness.text import console, interval_text, table_of, time_text
 
 _UNKNOWN = "-"
@@ -81,14 +81,9 @@ def result_cells(row: Row) -> list[str]:
         row.label,
         difference_text(None if difference is None else difference.checked),
         difference_text(None if difference is None else difference.final),
-        _count_text(row.trained),
-        _count_text(row.evaluated),
+        *(count.text if count else _UNKNOWN for count in (row.trained, row.evaluated)),
         *(score_text(name, value) for name, value in (row.scores or {}).items()),
     ]
-
-
-def _count_text(count: SampleCount | None) -> str:
-    return "-" if count is None else count.text
 
 
 def print_tables(rows: Sequence[Row]) -> None:
@@ -162,7 +157,6 @@ def log_ticks(values: Sequence[float]) -> list[float]:
 
 
 def write_page(path: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> int:
-    """Write the page, and return its size in bytes."""
     ran = [row for row in rows if not row.failure]
     page = render(
         _own("compare.html"),

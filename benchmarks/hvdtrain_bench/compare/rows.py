@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdtrain.data.sampling import Indices
 from hvdtrain_bench.analysis.judge import compared, noise_of, paired_ratios, spread
-from hvdtrain_bench.compare.turns import Difference, Outcome, Turn
+from hvdtrain_bench.compare.turns import Difference, Outcome
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,15 @@ def make_rows(outcomes: Sequence[Outcome], ranks: int) -> list[Row]:
         ratio = None if row is rows[0] else ratio_to(base, step)
         notes = row.notes
         if row.label in same:
-            notes = (*notes, _noise_text(ratio_to(times[same[row.label]], step), noise))
+            own = ratio_to(times[same[row.label]], step)
+            notes = (
+                *notes,
+                f"the same code took {own.low:.2f} to {own.high:.2f} of its own time: median "
+                f"ratios of {1 / noise:.2f} to {noise:.2f} are noise",
+            )
         return replace(row, ratio=ratio, verdict=verdicts[row.label], notes=notes)
 
     return [row if row.step is None else judged(row, row.step) for row in rows]
-
-
-def _noise_text(ratio: Ratio, noise: float) -> str:
-    """Return what the ratio of the same code to itself says of the others."""
-    return (
-        f"the same code took {ratio.low:.2f} to {ratio.high:.2f} of its own time: median ratios of "
-        f"{1 / noise:.2f} to {noise:.2f} are noise"
-    )
 
 
 def _row(outcome: Outcome, ranks: int) -> Row:
@@ -160,6 +157,10 @@ def _row(outcome: Outcome, ranks: int) -> Row:
     evaluated = count_samples([rank.evaluated for rank in first], tested) if tested else None
     sent = [turn.ranks[0].socket_bytes_per_step for turn in outcome.turns]
     known = [nbytes for nbytes in sent if nbytes is not None]
+    scores = {}
+    for name in first[0].scores:
+        total, count = (sum(rank.scores[name][n] for rank in first) for n in (0, 1))
+        scores[name] = total / count if count else float("nan")
     return replace(
         about,
         library=first[0].library,
@@ -169,16 +170,8 @@ def _row(outcome: Outcome, ranks: int) -> Row:
         difference=outcome.difference,
         trained=worst([count_samples(parts, first[0].samples) for parts in passes]),
         evaluated=evaluated,
-        scores=_scores(outcome.turns[0]),
+        scores=scores,
         memory_bytes=max(rank.peak_memory_bytes for turn in outcome.turns for rank in turn.ranks),
         socket_bytes=median(known) if len(known) == len(sent) else None,
         notes=tuple(dict.fromkeys(note for rank in first for note in rank.notes)),
     )
-
-
-def _scores(turn: Turn) -> dict[str, float]:
-    found = {}
-    for name in turn.ranks[0].scores:
-        total, count = (sum(rank.scores[name][n] for rank in turn.ranks) for n in (0, 1))
-        found[name] = total / count if count else float("nan")
-    return found

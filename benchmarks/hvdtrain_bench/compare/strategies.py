@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from hvdtrain.errors import UsageError, did_you_mean
 
@@ -212,6 +213,7 @@ _OF_TORCH = (
         "torch-postlocal", "torch's post-local SGD on DDP and gloo", _POSTLOCAL, needs=(TORCH,)
     ),
 )
+_of_tensorflow = partial(Strategy, needs=(KERAS, TENSORFLOW), backend="tensorflow")
 _OF_KERAS = (
     Strategy(
         "hvdtrain",
@@ -222,36 +224,28 @@ _OF_KERAS = (
         takes_variants=True,
     ),
     Strategy("horovod", "Horovod itself", _HOROVOD_KERAS, Launch.MPI, (KERAS, _HOROVOD)),
-    Strategy(
+    _of_tensorflow(
         "mirrored",
         "tf.distribute.MirroredStrategy, in one process",
         f"strategy = tf.distribute.MirroredStrategy()\n{_SCOPE}",
         Launch.ONE,
-        (KERAS, TENSORFLOW),
-        backend="tensorflow",
     ),
-    Strategy(
+    _of_tensorflow(
         "multiworker",
         "tf.distribute.MultiWorkerMirroredStrategy",
         f"strategy = tf.distribute.MultiWorkerMirroredStrategy()\n{_SCOPE}",
-        needs=(KERAS, TENSORFLOW),
-        backend="tensorflow",
     ),
-    Strategy(
+    _of_tensorflow(
         "ps-sync",
         "tf.compat.v1.train.SyncReplicasOptimizer, with one server",
         f"{_CLUSTER}optimizer = tf.compat.v1.train.SyncReplicasOptimizer(optimizer, replicas, "
         "replicas)\n",
-        needs=(KERAS, TENSORFLOW),
-        backend="tensorflow",
         helpers=("ps",),
     ),
-    Strategy(
+    _of_tensorflow(
         "ps-async",
         "tf.distribute.ParameterServerStrategy, with one server",
         f"{_CLUSTER}strategy = tf.distribute.ParameterServerStrategy(resolver)\n{_SCOPE}",
-        needs=(KERAS, TENSORFLOW),
-        backend="tensorflow",
         helpers=("ps",),
     ),
     Strategy(
@@ -293,7 +287,6 @@ def reference(framework: str) -> StrategyContender:
 def parse_contenders(
     texts: Sequence[str], pythons: Mapping[str, str], framework: str
 ) -> list[StrategyContender]:
-    """Return the contenders in the order in which they are named."""
     known = STRATEGIES[framework]
     titles = [title for text in texts for title in _names(text, known)]
     seen: Counter[str] = Counter()

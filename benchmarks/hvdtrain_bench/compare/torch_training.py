@@ -26,24 +26,26 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.torch.device import limit_threads, move_to
-from hvdtrain.train.torch.evaluation import call_model
+from hvdtrain.train.torch.loop import call_model
 from hvdtrain.train.torch.sources import Source, Step, make_source
 from hvdtrain.train.torch.update import plain_optimizer
 from hvdtrain_bench.compare.meters import (
     EVALUATED_TOGETHER,
+    ContenderTask,
     Division,
     ExactDivision,
     PaddedDivision,
+    ProcessPlace,
+    RankResult,
     StepMeter,
+    Weights,
 )
-from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 from hvdtrain_bench.compare.strategies import PERIOD_STEPS, WARM_UP_STEPS
 
 
 @dataclass(frozen=True)
 class TorchProblem:
     place: ProcessPlace
-    ranks: int
     variant: str
     recipe: Recipe
     plan: StepPlan
@@ -90,7 +92,7 @@ def make_problem(task: ContenderTask, place: ProcessPlace) -> TorchProblem:
             f"a batch of {plan.global_batch_size} samples cannot be divided by {task.ranks} ranks, "
             "which DistributedSampler needs: give a multiple"
         )
-    return TorchProblem(place, task.ranks, task.variant, recipe, plan, options)
+    return TorchProblem(place, task.variant, recipe, plan, options)
 
 
 def _require_comparable(name: str, recipe: Recipe) -> None:

@@ -25,7 +25,7 @@ from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import LaunchRequest, without_allocation
 from hvdtrain.topology import LOOPBACK
 from hvdtrain.train.options import TrainOptions
-from hvdtrain_bench.compare.protocol import (
+from hvdtrain_bench.compare.meters import (
     ContenderTask,
     RankResult,
     Weights,
@@ -198,14 +198,18 @@ def run_turns(
             _say(f"repeat {repeat + 1} of {settings.repeats}: {contender.label}")
             try:
                 turn = _turn(contender, repeat, settings, folder)
-            except _FailedTurnError as error:
+            except UsageError as error:
                 _say(f"  {contender.label}: {error}")
                 outcomes[contender.label] = replace(known, failure=str(error))
                 continue
             if contender is reference and repeat == 0:
                 expected = turn.ranks[0]
             if expected is not None and repeat == 0:
-                known = replace(known, difference=_difference(expected, turn.ranks[0]))
+                first = turn.ranks[0]
+                checked = largest_difference(expected.checked_weights, first.checked_weights)
+                final = largest_difference(expected.final_weights, first.final_weights)
+                difference = Difference(checked, first.checked_after, final)
+                known = replace(known, difference=difference)
             ranks = [replace(rank, checked_weights={}, final_weights={}) for rank in turn.ranks]
             outcomes[contender.label] = replace(known, turns=(*known.turns, Turn(tuple(ranks))))
     finally:
@@ -213,14 +217,13 @@ def run_turns(
     return list(outcomes.values())
 
 
-class _FailedTurnError(Exception):
-    """The turn of a contender has failed, for a reason in one line."""
-
-
 def _turn(
     contender: StrategyContender, repeat: int, settings: CommonSettings, shared: Path
 ) -> Turn:
-    """Start the processes of a contender, and return what they have measured."""
+    """Start the processes of a contender, and return what they have measured.
+
+    Raises UsageError with the reason if they fail.
+    """
     strategy = contender.strategy
     processes = strategy.processes(settings.ranks)
     name = "".join(c if c.isalnum() else "-" for c in f"{contender.label}-{repeat + 1}")
@@ -242,22 +245,12 @@ def _turn(
         write_task(file, task)
         end = run_job(strategy, settings.ranks, file, log, contender.python, limit)
         if failed := failure(folder, processes, end, log, limit):
-            raise _FailedTurnError(failed)
+            raise UsageError(failed)
         return Turn(tuple(read_result(result_file(folder, rank)) for rank in range(processes)))
-    except UsageError as error:
-        raise _FailedTurnError(str(error)) from error
     except OSError as error:
-        raise _FailedTurnError(f"{type(error).__name__}: {error}") from error
+        raise UsageError(f"{type(error).__name__}: {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _difference(expected: RankResult, found: RankResult) -> Difference:
-    return Difference(
-        largest_difference(expected.checked_weights, found.checked_weights),
-        found.checked_after,
-        largest_difference(expected.final_weights, found.final_weights),
-    )
 
 
 def _say(text: str) -> None:

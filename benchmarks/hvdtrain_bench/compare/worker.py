@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hvdtrain.world import promised_world
-from hvdtrain_bench.compare.protocol import (
+from hvdtrain_bench.compare.meters import (
     ProcessPlace,
     read_task,
     result_file,

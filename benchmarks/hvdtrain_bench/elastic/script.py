@@ -26,7 +26,7 @@ def main(library: str, folder: str) -> None:
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES), shuffle=False)
 
     def train(state: Any) -> None:
-        notes.world(state.resets.count, state.done)
+        notes.world(len(resets), state.done)
         own = list(state.sampler)
         for number, first in enumerate(range(0, len(own), BATCH)):
             chosen = own[first : first + BATCH]
@@ -39,23 +39,12 @@ def main(library: str, folder: str) -> None:
             state.done += BATCH * hvd.size()
             state.commit()
 
-    resets = _Resets()
+    resets: list[None] = []  # the worlds that this process has left
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, done=0)
-    state.resets = resets
-    state.register_reset_callbacks([resets.add])
+    state.register_reset_callbacks([lambda: resets.append(None)])
     with _stages(library, notes):
         hvd.elastic.run(train)(state)
     hvd.shutdown()
-
-
-class _Resets:
-    """Counts the worlds that this process has left."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> None:
-        self.count += 1
 
 
 def _stages(library: str, notes: Notes) -> AbstractContextManager[None]:

@@ -31,8 +31,7 @@ def main(address: str, key: str, steps: str, threads: str) -> None:
     with Client(address, "AF_UNIX") as parent:
         parent.send(ranks.rank)
         if ranks.rank == 0:
-            told = (about.library, about.torch_threads, about.threads, about.cores)
-            parent.send({"title": model.title, "facts": told})
+            parent.send((model.title, about))
         while parent.recv():
             trainer.restart()
             ranks.rest()

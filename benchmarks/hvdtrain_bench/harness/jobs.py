@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,8 +20,7 @@ from hvdtrain.launch.launchers.choice import own_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.supervise import SESSION, bound_to_this_process, session_folder
-from hvdtrain_bench.harness.results import Result, read_result
-from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.harness.results import MeasurementSettings, Result, result_of
 
 # No benchmark takes this long, even on a slow machine, unless it hangs.
 _LIMIT_SECONDS = 2 * 3600.0
@@ -104,7 +104,6 @@ def _end(mark: str, processes: Sequence[Process]) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the processes of a job that have not ended."""
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -150,6 +149,6 @@ def run_job(
                 f"bench {kind}: {ranks} ranks ended with exit code {end.code}; their messages say "
                 "why"
             )
-        return read_result(file)
+        return result_of(json.loads(file.read_text(encoding="utf-8")))
     finally:
         file.unlink(missing_ok=True)

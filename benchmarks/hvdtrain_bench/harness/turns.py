@@ -12,8 +12,7 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import MeasurementSettings
+from hvdtrain_bench.harness.results import Case, MeasurementSettings, PeerFacts, Result
 
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
@@ -58,12 +57,10 @@ class Bench:
 
     def note(self, name: str, library: str) -> None:
         """Keep the description of a contender as it is at this moment (collective)."""
-        found, peers = facts(self.ranks, name, library), self.result.peers
-        known = [number for number, peer in enumerate(peers) if peer.name == name]
-        for number in known:
-            peers[number] = found
-        if not known:
-            peers.append(found)
+        peers = self.result.peers
+        names = [*(peer.name for peer in peers), name]
+        place = names.index(name)
+        peers[place : place + 1] = [facts(self.ranks, name, library)]
 
     def add(
         self,
@@ -96,17 +93,13 @@ class Bench:
         if expected > _LONG_SECONDS:
             self.say(f"about {expected / 60:.1f} minutes")
         for _, contender in in_turns(contenders, repeats):
-            found = _one_turn(self.ranks, contender, calls[contender.name])
-            seconds[contender.name].append(found)
+            times: list[float] = []
+            with contender.turn():
+                while missing := calls[contender.name] - len(times):
+                    count = min(missing, contender.most_calls - 1)
+                    times += _batch(self.ranks, contender, count)
+            seconds[contender.name].append(self.ranks.largest(median(times)))
         return seconds
-
-
-def _one_turn(ranks: Ranks, contender: Contender, calls: int) -> float:
-    times: list[float] = []
-    with contender.turn():
-        while len(times) < calls:
-            times += _batch(ranks, contender, min(calls - len(times), contender.most_calls - 1))
-    return ranks.largest(median(times))
 
 
 def _batch(ranks: Ranks, contender: Contender, calls: int) -> list[float]:

@@ -12,17 +12,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.table import Table
+
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.jobs import RankLauncher, running
 from hvdtrain_bench.harness.results import Result
-from hvdtrain_bench.harness.text import time_text
+from hvdtrain_bench.harness.text import table_of, time_text
 from hvdtrain_bench.many.rank import GOES_ON, KILLED, LATE, REPORTED, STALLS
 
 MANY = "ranks"
 ENDS = (STALLS, KILLED, GOES_ON)
-COLUMNS = ("ranks", "CPU time: MPI_Init", "rest of init()", "all-reduce", "process set", "recovery")
-HELD = ("ranks", "descriptors", "memory", "its share", "node memory", "messages sent", "to peers")
-WAITS = ("ranks", "stall reported after", "job ended after a kill", "recovered after")
+_CPU = ("ranks", "CPU time: MPI_Init", "rest of init()", "all-reduce", "process set", "recovery")
+_HELD = ("ranks", "descriptors", "memory", "its share", "node memory", "messages sent", "to peers")
+_WAITS = ("ranks", "stall reported after", "job ended after a kill", "recovered after")
 
 _STALL_SECONDS = 5
 _LIMIT_SECONDS, _POLL_SECONDS = 900.0, 0.01
@@ -110,35 +112,19 @@ def _figures(
     return found
 
 
-def cpu_rows(results: Sequence[Result]) -> list[list[str]]:
-    rows = []
+def tables(results: Sequence[Result]) -> list[Table]:
+    """Return the CPU time of the stages, what a rank holds, and waits, by the number of ranks."""
+    cpu, held, waits = (table_of("", columns) for columns in (_CPU, _HELD, _WAITS))
     for result in results:
+        size = f"{result.ranks}" + (f" on {result.nodes} nodes" if result.nodes > 1 else "")
         first = next(iter(result.extra.values()))
-        recovery = result.extra.get(GOES_ON, {}).get("recovery", {}).get("cpu")
-        stages = [first[name]["cpu"] for name in ("MPI_Init", "init", "all-reduce", "process set")]
-        rows.append([_size(result), *map(time_text, stages), time_text(recovery)])
-    return rows
-
-
-def held_rows(results: Sequence[Result]) -> list[list[str]]:
-    rows = []
-    for result in results:
-        held = next(iter(result.extra.values()))
-        sizes = [f"{held[name] / 1e6:.0f} MB" for name in ("memory", "share", "node memory")]
-        sent = [str(held.get(name, "-")) for name in ("messages", "peers")]
-        rows.append([_size(result), str(held["descriptors"]), *sizes, *sent])
-    return rows
-
-
-def wait_rows(results: Sequence[Result]) -> list[list[str]]:
-    rows = []
-    for result in results:
         stalls, killed, goes_on = (result.extra.get(end, {}) for end in ENDS)
-        waits = (stalls.get("reported after"), killed.get("ended after"))
-        recovery = goes_on.get("recovery", {}).get("wall")
-        rows.append([_size(result), *map(time_text, (*waits, recovery))])
-    return rows
-
-
-def _size(result: Result) -> str:
-    return f"{result.ranks}" + (f" on {result.nodes} nodes" if result.nodes > 1 else "")
+        recovery = goes_on.get("recovery", {})
+        stages = [first[name]["cpu"] for name in ("MPI_Init", "init", "all-reduce", "process set")]
+        cpu.add_row(size, *map(time_text, (*stages, recovery.get("cpu"))))
+        sizes = [f"{first[name] / 1e6:.0f} MB" for name in ("memory", "share", "node memory")]
+        sent = [str(first.get(name, "-")) for name in ("messages", "peers")]
+        held.add_row(size, str(first["descriptors"]), *sizes, *sent)
+        lasted = (stalls.get("reported after"), killed.get("ended after"), recovery.get("wall"))
+        waits.add_row(size, *map(time_text, lasted))
+    return [cpu, held, waits]

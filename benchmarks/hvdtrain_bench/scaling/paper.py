@@ -36,7 +36,7 @@ from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.measured_costs import rehearse, small
 from hvdtrain.core.gradients.plan import ParameterSpec, fit_cost
 from hvdtrain.types import DType
-from hvdtrain_bench.harness.settings import SHARDED, period_of
+from hvdtrain_bench.harness.results import SHARDED, period_of
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,6 @@ def later_seconds(cluster: Cluster, scheme: Scheme, ranks: int, buckets: Sequenc
     return sum(_gathering(cluster, scheme, ranks, nbytes) for nbytes in buckets)
 
 
-def optimizer_share(cluster: Cluster, scheme: Scheme, ranks: int) -> float:
-    """Return the share of the optimizer's work that a rank has."""
-    return 1 / _sharers(cluster, ranks) if scheme.sharded else 1.0
-
-
 def _sharers(cluster: Cluster, ranks: int) -> int:
     """Return how many ranks share the optimizer's work: those of a node, if there are several."""
     return cluster.ranks_per_node if 1 < cluster.ranks_per_node < ranks else ranks
@@ -258,7 +253,6 @@ class PredictionInterval:
 
 
 def interval_of(values: Sequence[float]) -> PredictionInterval:
-    """Return the interval of values that are equally likely."""
     if len(set(values)) == 1:
         return PredictionInterval(values[0], values[0], values[0])
     cuts = quantiles(values, n=_PARTS, method="inclusive")
@@ -361,9 +355,10 @@ def step_seconds(
 
 def seconds_on(work: Work, ranks: int, cluster: Cluster, scheme: Scheme = AVERAGE) -> float:
     """Return the time of a step on a cluster, or its mean if not all steps communicate."""
+    sharers = _sharers(cluster, ranks) if scheme.sharded else 1
     own = replace(
         work,
-        optimizer_seconds=work.optimizer_seconds * optimizer_share(cluster, scheme, ranks),
+        optimizer_seconds=work.optimizer_seconds / sharers,
         copy_seconds=work.copy_seconds / scheme.period,
     )
     share = cluster.network.core_share if ranks > 1 else 0.0

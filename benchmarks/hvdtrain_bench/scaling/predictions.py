@@ -34,8 +34,6 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Steps:
-    """What is known of the steps of a model."""
-
     alone: Sequence[Work]  # equally likely works of one rank alone
     works: Sequence[Work]  # the same of one rank among others, as many
     schemes: Sequence[Scheme] = (AVERAGE,)
@@ -88,7 +86,8 @@ def steps_of(profile: Result) -> list[Steps]:
     cluster = Cluster(_middle_link(links_of(profile)))
     found = []
     for entry, case in zip(profile.extra["works"].values(), profile.cases, strict=True):
-        repeats = [_work(entry["name"], entry["buckets"], phases) for phases in entry["repeats"]]
+        buckets = tuple((int(n), float(ready)) for n, ready in entry["buckets"])
+        repeats = [Work(entry["name"], buckets=buckets, **phases) for phases in entry["repeats"]]
         pairs = zip(repeats[::2], case.values[HVDTRAIN][::2], strict=True)
         slowdowns = [_slowdown(work, profile, cluster, seconds) for work, seconds in pairs]
         alone, factors = drawn(repeats, _WORKS), drawn(slowdowns, _SLOWDOWNS)
@@ -203,16 +202,10 @@ def _fitted(name: str, ranks: int, points: Sequence[tuple[int, float]], core_sha
         ) from None
 
 
-def _work(name: str, buckets: Sequence[tuple[int, float]], phases: Mapping[str, float]) -> Work:
-    return Work(name, buckets=tuple((int(n), float(ready)) for n, ready in buckets), **phases)
-
-
 def _middle_link(links: Sequence[Link]) -> Link:
-    first = links[0]
     latency = median(link.latency_seconds for link in links)
-    return Link(
-        first.name, latency, median(link.bytes_per_second for link in links), first.core_share
-    )
+    bandwidth = median(link.bytes_per_second for link in links)
+    return replace(links[0], latency_seconds=latency, bytes_per_second=bandwidth)
 
 
 def _slowdown(work: Work, profile: Result, cluster: Cluster, seconds: float) -> float:
@@ -240,7 +233,6 @@ def _clusters(first: Result, profile: Result, factor: float) -> list[Cluster]:
 
 
 def _joined(network: Sequence[Link], node: Sequence[Link], ranks_per_node: int) -> list[Cluster]:
-    """Return equally likely clusters of equally likely links."""
     networks, nodes = drawn(network, _NETWORKS), drawn(node, _NODES) if node else [None]
     return [
         Cluster(networks[i % len(networks)], nodes[i % len(nodes)], ranks_per_node)

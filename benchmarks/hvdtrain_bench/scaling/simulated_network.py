@@ -199,16 +199,13 @@ class Group:
                 gathers = REOPEN_GATHERS * job.gather_seconds(size, REOPEN_BYTES * size)
                 job.meet(self.ranks, gathers + 2 * size * REQUEST_SECONDS)
             case "split":
-                child = self._child(first.equal)
+                chosen = np.array(first.equal, np.int64)
+                kept = [np.flatnonzero(np.isin(chosen, members)) for members in self.classes]
+                child = Group(job, self.ranks[chosen], [own for own in kept if len(own)])
                 for call in self.calls:
                     call.result = child
                 job.meet(self.ranks, job.gather_seconds(size, 8 * size))
         job.calls.append((first.primitive, nbytes))
-
-    def _child(self, positions: Sequence[Any]) -> Group:
-        chosen = np.array(positions, np.int64)
-        kept = [np.flatnonzero(np.isin(chosen, members)) for members in self.classes]
-        return Group(self.job, self.ranks[chosen], [members for members in kept if len(members)])
 
 
 class _Started(Pending):

@@ -23,7 +23,10 @@ def rewrite(arguments: Sequence[str], runpath: str) -> list[str]:
     compiles = "-c" in arguments
     changed = [f"{_RUNPATH},{runpath}"]
     if compiles:
-        changed = [_standard(arguments), "-w", "-include", "cstdint"]
+        sources = [argument for argument in arguments if argument.endswith(".cc")]
+        folders = {os.path.basename(os.path.dirname(source)) for source in sources}
+        standard = "-std=gnu++17" if folders.isdisjoint(_FRAMEWORKS) else "-std=gnu++20"
+        changed = [standard, "-w", "-include", "cstdint"]
     before = ""
     for argument in arguments:
         if compiles and os.path.basename(argument) == _LEFT_OUT:
@@ -38,14 +41,7 @@ def rewrite(arguments: Sequence[str], runpath: str) -> list[str]:
     return changed
 
 
-def _standard(arguments: Sequence[str]) -> str:
-    sources = [argument for argument in arguments if argument.endswith(".cc")]
-    folders = [os.path.basename(os.path.dirname(source)) for source in sources]
-    return "-std=gnu++20" if any(folder in _FRAMEWORKS for folder in folders) else "-std=gnu++17"
-
-
 def script(compiler: Sequence[str], runpath: str) -> str:
-    """Return a shell script that replaces a compiler."""
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), runpath, shlex.join(compiler)]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

@@ -63,8 +63,6 @@ def require_backend(name: str) -> None:
 
 
 class GradientReduction:
-    """Reduces the gradients of an optimizer."""
-
     def __init__(
         self,
         settings: GradientSettings,
@@ -75,7 +73,7 @@ class GradientReduction:
     ) -> None:
         self.settings, self.name, self._backend = settings, name, current_backend()
         self._factor, self._scale_local = factor, scale_local
-        self._local: dict[int, KerasVariable] = {}
+        self.local: dict[int, KerasVariable] = {}  # whose gradients are not reduced
         self._weigh: Weigh | None = None
         self.told: SampleWeight = None
         self._told_in_trace = False
@@ -94,15 +92,6 @@ class GradientReduction:
     def steps(self) -> int:
         return self._counter.steps
 
-    @property
-    def has_local(self) -> bool:
-        """Whether gradients of some variables are not reduced."""
-        return bool(self._local)
-
-    def shared_of(self, variables: Sequence[KerasVariable]) -> list[KerasVariable]:
-        """Return the variables that are not local."""
-        return [each for each in variables if id(each) not in self._local]
-
     def add_local(self, variable: KerasVariable) -> None:
         """Do not reduce the gradient of a variable."""
         if self.shared is not None:
@@ -112,7 +101,7 @@ class GradientReduction:
                 f"exchange {self.settings.make_exchange().spec!r} averages or resets the state of "
                 "all variables, and cannot leave one out: give state=keep"
             )
-        self._local[id(variable)] = variable  # kept, so that no other object gets its id
+        self.local[id(variable)] = variable  # kept, so that no other object gets its id
 
     def tell(self, weight: SampleWeight) -> None:
         """Note what the program says of this rank's weight in the next steps."""
@@ -171,7 +160,7 @@ class GradientReduction:
                 exchange.note_alone()
             else:
                 size = None  # a step that is traced now may run with more ranks
-        shared = [i for i, variable in enumerate(variables) if id(variable) not in self._local]
+        shared = [i for i, variable in enumerate(variables) if id(variable) not in self.local]
         own = [results[i] for i in shared]
         if process_set.included() and self._as_dense:
             own = self._backend.as_dense(own)
@@ -209,7 +198,7 @@ class GradientReduction:
         elif self.weights is not None:
             own = self._backend.as_dense(gradients) if self._as_dense else gradients
             own = scaled(own, variables, self._factor)
-            self.weights.update(update, own, variables, self._local, self.weight, optimizer)
+            self.weights.update(update, own, variables, self.local, self.weight, optimizer)
         else:
             # In a graph, variables that it makes now may depend on nothing.
             if variables and not optimizer.built:
@@ -344,10 +333,9 @@ class DistributedMixin:
 
         Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
         """
-        weights = self.hvdtrain_reduction.weights
+        weights, local = self.hvdtrain_reduction.weights, self.hvdtrain_reduction.local
         if weights is not None:
-            shared = self.hvdtrain_reduction.shared_of(self._trainable_variables)
-            weights.flush(shared, self)
+            weights.flush([v for v in self._trainable_variables if id(v) not in local], self)
 
     @property
     def iterations(self) -> BackendTensor:

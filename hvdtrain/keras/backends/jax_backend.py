@@ -123,7 +123,6 @@ def _allreduce(
 
 
 def _call_on_host(function: HostFunction, values: Tensors) -> list[jax.Array]:
-    """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):
         return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]
     # JAX compiles no callback in a step that it divides among devices.

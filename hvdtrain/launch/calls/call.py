@@ -353,7 +353,11 @@ def run(
                     process.terminate()
                     raise
                 finally:
-                    _end(process)
+                    try:
+                        process.wait(_GRACE_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
+                        process.wait()
     return server.results(f"mpirun's exit code is {process.returncode}")
 
 
@@ -404,12 +408,3 @@ def _start(
         pass_fds=[session.lifeline],
         preexec_fn=bound_to_this_process(blocked, session.lifeline),
     )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for the launcher, which should end soon."""
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

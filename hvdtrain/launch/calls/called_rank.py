@@ -49,8 +49,6 @@ class Arrival:
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What a rank sends back."""
-
     rank: int
     content: bytes
     failure: str = ""
@@ -78,7 +76,9 @@ def main() -> None:
     if os.environ.pop(OWN_GPUS, ""):
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     path, call = pickle.loads(request)
-    sys.path[:] = path if os.environ.pop(SAME_PATH, "") else _with_own(path)
+    if not os.environ.pop(SAME_PATH, ""):  # its own may lie elsewhere
+        path = [*(place for place in path if place not in sys.path), *sys.path]
+    sys.path[:] = path
     answer = _called(call, rank)
     caller.send(answer)
     with suppress(EOFError, OSError):
@@ -90,12 +90,6 @@ def main() -> None:
         os._exit(EXIT_CRASH)
 
 
-def _with_own(path: list[str]) -> list[str]:
-    """Return the caller's module path before that of this process, which may lie elsewhere."""
-    own = list(sys.path)
-    return [place for place in path if place not in own] + own
-
-
 def node_name() -> str:
     """Return a name that processes of one host share, and those of two hosts do not."""
     with suppress(OSError):
@@ -104,7 +98,6 @@ def node_name() -> str:
 
 
 def connected(address: str, key: bytes) -> Connection:
-    """Return a connection to the caller."""
     if address.startswith("/"):
         return Client(address, "AF_UNIX", authkey=key)
     for place in address.split(","):
@@ -153,16 +146,10 @@ def _called(call: bytes, rank: int) -> RankAnswer:
         function, args, kwargs = pickle.loads(call)
         return RankAnswer(rank, cloudpickle.dumps(function(*args, **kwargs)))
     except BaseException as error:  # SystemExit, for example, is no result either
-        return RankAnswer(rank, _dumped(error), traceback.format_exc())
-
-
-def _dumped(error: BaseException) -> bytes:
-    try:
-        import cloudpickle
-
-        return bytes(cloudpickle.dumps(error))
-    except Exception:  # it cannot be pickled; its traceback is sent anyway
-        return b""
+        content = b""
+        with suppress(Exception):  # it cannot be pickled; its traceback is sent anyway
+            content = cloudpickle.dumps(error)
+        return RankAnswer(rank, content, traceback.format_exc())
 
 
 if __name__ == "__main__":

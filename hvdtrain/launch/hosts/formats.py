@@ -37,7 +37,11 @@ _HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
 
 def read_open_mpi(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once."""
-    _refuse_open_comment(source)
+    last = source.text.rpartition("\n")[2]
+    if any(comment[1] for comment in _COMMENT.finditer(last)):
+        where = f"{source.name}:{len(source.text.splitlines())}"
+        mend = "Open MPI needs a newline after a comment: end this line with one"
+        raise HostfileError(where, "", mend)
     listed: list[tuple[str, Host]] = []
     for where, line in source.lines():
         text = _COMMENT.sub(" ", line)
@@ -47,14 +51,6 @@ def read_open_mpi(source: HostText) -> list[Host]:
         if tokens:
             listed.append((where, _host(tokens, where)))
     return _once(listed)
-
-
-def _refuse_open_comment(source: HostText) -> None:
-    last = source.text.rpartition("\n")[2]
-    if any(comment[1] for comment in _COMMENT.finditer(last)):
-        where = f"{source.name}:{len(source.text.splitlines())}"
-        mend = "Open MPI needs a newline after a comment: end this line with one"
-        raise HostfileError(where, "", mend)
 
 
 def _host(tokens: Sequence[str], where: str) -> Host:
@@ -310,8 +306,6 @@ def read_flux(source: HostText) -> list[Host]:
 
 @dataclass(frozen=True)
 class Format:
-    """A format for a list of hosts."""
-
     read: Callable[[HostText], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
@@ -396,7 +390,6 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
 
 
 def read_file(path: str) -> HostText:
-    """Return the text of a hostfile."""
     file = Path(path)
     where = f"hostfile {path}"
     if not os.path.exists(path):
@@ -435,7 +428,6 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 
 def write_hosts(hosts: Sequence[Host], form: str) -> str:
-    """Return the text that lists hosts in a format."""
     for host in hosts:
         check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
     return FORMATS[form].write(hosts)

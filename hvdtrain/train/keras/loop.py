@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +20,7 @@ from hvdtrain.data.sampling import Indices, rank_slice
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.checkpoint import TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.keras.fit import (
     BatchDataset,
@@ -43,16 +43,6 @@ from hvdtrain.train.recipe import Recipe
 _GENERATOR = "seed_generator_state"
 
 
-@dataclass(frozen=True)
-class KerasSnapshot:
-    """The state at one moment."""
-
-    saved: dict[str, Any]
-
-    def content(self) -> dict[str, Any]:
-        return self.saved
-
-
 class KerasTrainingState:
     """A Keras model and its optimizer, which is built."""
 
@@ -72,10 +62,11 @@ class KerasTrainingState:
     def reserve(self) -> None:
         """Do nothing: Keras returns new arrays for each snapshot."""
 
-    def snapshot(self) -> KerasSnapshot:
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
         arrays = {"model": self.weights(), "optimizer": self.optimizer_state()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
-        return KerasSnapshot({**own, "counters": self.counters()})
+        content = {**own, "counters": self.counters()}
+        return lambda: content
 
     @collective
     def average_statistics(self, ranks: int | None = None) -> None:
@@ -149,11 +140,6 @@ def _arrays(variables: Sequence[Any]) -> dict[str, Array]:
     return {v.path: keras.ops.convert_to_numpy(v) for v in variables}
 
 
-def _normalizes(layer: Any) -> bool:
-    # A frozen one takes its moving statistics.
-    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-
-
 _EVALUATION_BATCH = 1024
 
 
@@ -175,7 +161,9 @@ class KerasLoop(TrainingLoop):
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
         self._step_plan, self._recipe, self._model = step_plan, recipe, recipe.model
-        self._pads = not any(map(_normalizes, self._model._flatten_layers()))
+        layers, normalization = self._model._flatten_layers(), keras.layers.BatchNormalization
+        # A frozen one takes its moving statistics.
+        self._pads = not any(isinstance(each, normalization) and each.trainable for each in layers)
         self._schedule = StepPlanSchedule(step_plan)
         options = step_plan.options
         self._optimizer = self._make_optimizer()
@@ -215,16 +203,6 @@ class KerasLoop(TrainingLoop):
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
 
-    def _require_samples_on_all_ranks(self, batches: Sequence[Indices]) -> None:
-        """Refuse BatchNormalization where a rank would have no sample for the last step."""
-        plan = self._step_plan
-        ranks = plan.options.worker_count(plan.topology.size)
-        if not self._pads and batches and len(batches[-1]) < ranks:
-            raise UsageError(
-                f"the last batch of an epoch has {counted(len(batches[-1]), 'sample')} for {ranks} "
-                "ranks, and BatchNormalization needs one on each: give another --global-batch-size"
-            )
-
     @property
     def _rows(self) -> int | None:
         """Samples in each batch of this rank, padding included; None: there is none."""
@@ -254,10 +232,15 @@ class KerasLoop(TrainingLoop):
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         first = self._step_plan.position(epoch, done)
-        batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
-        self._require_samples_on_all_ranks(batches)
-        counts = accumulate((len(batch) for batch in batches), initial=done)
-        before, plan = list(counts), self._step_plan
+        plan = self._step_plan
+        batches = [batch for _, batch in plan.batches(epoch, done)]
+        ranks = plan.options.worker_count(plan.topology.size)
+        if not self._pads and batches and len(batches[-1]) < ranks:
+            raise UsageError(
+                f"the last batch of an epoch has {counted(len(batches[-1]), 'sample')} for {ranks} "
+                "ranks, and BatchNormalization needs one on each: give another --global-batch-size"
+            )
+        before = list(accumulate((len(batch) for batch in batches), initial=done))
 
         def note(step: int) -> None:
             batch = batches[step]

@@ -53,8 +53,6 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 
 class BuiltOptimizer:
-    """A Keras optimizer, built for variables."""
-
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self.optimizer, self.variables = optimizer, list(variables)
         self.slots: list[dict[str, Any]] = [{} for _ in self.variables]
@@ -163,7 +161,12 @@ class ServedKerasLoop(KerasLoop):
 
     def _make_optimizer(self) -> Any:
         """Return the optimizer whose state checkpoints hold; it never steps."""
-        _refuse_constraints(self._model.trainable_variables)
+        for variable in self._model.trainable_variables:
+            if variable.constraint is not None:
+                raise UsageError(
+                    f"--strategy ps cannot keep the constraint of {variable.path}: servers hold "
+                    "parts of parameters: leave it out"
+                )
         optimizer = plain_optimizer(self._recipe, self._step_plan.options, self._schedule)
         kind = type(optimizer)
         if not (isinstance(optimizer, ELEMENTWISE) and is_keras(kind)):
@@ -257,12 +260,3 @@ class _RoundCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.jax_state_sync()  # makes variables current, so that they can be read and set
         if self._is_open:
             self._rounds.push(self._first + batch, self._samples[batch])
-
-
-def _refuse_constraints(variables: Sequence[Any]) -> None:
-    for variable in variables:
-        if variable.constraint is not None:
-            raise UsageError(
-                f"--strategy ps cannot keep the constraint of {variable.path}: servers hold parts "
-                "of parameters: leave it out"
-            )

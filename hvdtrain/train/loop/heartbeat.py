@@ -44,28 +44,23 @@ class ResourceMonitor:
         now, cpu = time.perf_counter(), time.process_time()
         percent = 100 * (cpu - self._cpu) / max(now - self._time, 1e-9)
         self._time, self._cpu = now, cpu
-        return [percent, float(_resident_bytes()), _gpu_bytes()]
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            resident = int(file.read().split()[1]) * _PAGE_BYTES
+        gpu = _cuda()
+        return [percent, float(resident), float(gpu.memory_reserved()) if gpu else math.nan]
 
 
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", "rb", buffering=0) as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
-
-
-def _gpu_bytes() -> float:
+def _cuda() -> Any:
+    """Return torch.cuda if this process uses a GPU with torch, else None."""
     torch = sys.modules.get("torch")  # importing it takes seconds
-    if torch is None or not torch.cuda.is_initialized():
-        return math.nan
-    return float(torch.cuda.memory_reserved())
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def peak_memory() -> str:
     """Return the most memory that this process has had, for people."""
     text = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return text
-    return f"{text} and {torch.cuda.max_memory_reserved() / 2**20:.0f} MiB of the GPU"
+    gpu = _cuda()
+    return f"{text} and {gpu.max_memory_reserved() / 2**20:.0f} MiB of the GPU" if gpu else text
 
 
 # What signal.signal() takes and returns.
@@ -106,13 +101,13 @@ class StopSignals:
     def accept_leave(self) -> None:
         """Take SIGUSR2 for a request that this rank leaves."""
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGUSR2, self._note_leave)
+            before = signal.signal(signal.SIGUSR2, self._note)
             self._before.setdefault(signal.SIGUSR2, before)
 
-    def _note_leave(self, number: int, frame: FrameType | None) -> None:
-        self.leaves = True
-
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR2:
+            self.leaves = True
+            return
         self.asked = True
         if number != signal.SIGUSR1:
             self._restore(number)  # a second one ends the process at once
@@ -140,26 +135,17 @@ _STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
 
 @dataclass(frozen=True)
 class HeartbeatReport:
-    """The result of one exchange.
-
-    Attributes:
-        blocked: seconds in which each rank waited for communication, [N].
-    """
-
     seconds: float
     steps: int
-    blocked: npt.NDArray[np.float64]
+    blocked: npt.NDArray[np.float64]  # seconds in which each rank waited for communication, [N]
     resources: npt.NDArray[np.float64]
 
 
 class Heartbeat:
-    """Exchanges a few numbers between ranks after the same steps, about twice a second.
-
-    Args:
-        timers: seconds of rank 0's clock after which something is due, by name.
-    """
+    """Exchanges a few numbers between ranks after the same steps, about twice a second."""
 
     def __init__(self, world: Context, signals: StopSignals, timers: Mapping[str, float]) -> None:
+        """Take the seconds of rank 0's clock after which something is due, by name."""
         self.stop_rank: int | None = None
         self.leaving: tuple[int, ...] = ()
         self.joins = False
@@ -192,7 +178,6 @@ class Heartbeat:
         self._signals.asked |= self.stop_rank is not None
 
     def done(self, timer: str, seconds: float | None = None) -> None:
-        """Restart a timer."""
         self.due.discard(timer)
         if timer in self._timers:
             if seconds is not None:

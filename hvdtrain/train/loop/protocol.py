@@ -16,8 +16,7 @@ from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.callbacks import Callback
-from hvdtrain.train.checkpoint.saver import Checkpointable
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.checkpoint import Checkpointable, TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
@@ -52,19 +51,12 @@ class TrainingState(Checkpointable, Protocol):
 
 
 class TrainingLoop(ABC):
-    """A model in training: its weights, its optimizer and this rank's share of the data.
+    """A model in training: its weights, its optimizer and this rank's share of the data."""
 
-    Attributes:
-        state: what checkpoints hold.
-        metrics: metrics that are summed while training, by name.
-        test_metrics: metrics of evaluations, by name.
-        gradient_bytes: bytes of gradients that a step reduces.
-    """
-
-    state: Any  # a TrainingState
-    metrics: Mapping[str, SummedMetric]
-    test_metrics: Mapping[str, RatedMetric]
-    gradient_bytes: int
+    state: Any  # a TrainingState, which checkpoints hold
+    metrics: Mapping[str, SummedMetric]  # that are summed while training, by name
+    test_metrics: Mapping[str, RatedMetric]  # of evaluations, by name
+    gradient_bytes: int  # that a step reduces
     _step_plan: StepPlan
     _model: Any
     _optimizer: Any
@@ -77,7 +69,6 @@ class TrainingLoop(ABC):
 
     @property
     def trained(self) -> tuple[Any, Any]:
-        """The model and its optimizer."""
         return self._model, self._optimizer
 
     @abstractmethod
@@ -237,15 +228,8 @@ class TrainingLoop(ABC):
 
 
 class Framework(ABC):
-    """Trains recipes with one framework.
-
-    Attributes:
-        title: the name of the framework for people.
-        tensor_library: the library whose tensors checkpoints are read as.
-    """
-
-    title: str
-    tensor_library: TensorLibrary
+    title: str  # for people
+    tensor_library: TensorLibrary  # whose tensors checkpoints are read as
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options

@@ -60,7 +60,6 @@ class Microbatch:
 
     @property
     def count(self) -> int:
-        """The number of samples that count."""
         return len(self.samples) if self.counted else 0
 
 

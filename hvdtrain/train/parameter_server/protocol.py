@@ -17,8 +17,6 @@ ASYNC, SYNC = "async", "sync"
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """The options of the parameter server."""
-
     servers: int = 1
     mode: str = ASYNC
     staleness: int = 4
@@ -83,10 +81,11 @@ class Pushes:
 
     def record(self) -> dict[str, Any]:
         """Return the counts for summary.json."""
+        total = sum(value * count for value, count in self.staleness.items())
         return {
             "applied": self.applied,
             "dropped": self.dropped,
-            "mean_staleness": self.mean,
+            "mean_staleness": total / max(self.applied, 1),
             "staleness": {str(value): self.staleness[value] for value in sorted(self.staleness)},
         }
 
@@ -94,16 +93,9 @@ class Pushes:
     def applied(self) -> int:
         return self.staleness.total()
 
-    @property
-    def mean(self) -> float:
-        """The mean staleness of the applied gradients; 0 if there are none."""
-        return sum(value * count for value, count in self.staleness.items()) / max(self.applied, 1)
-
 
 @dataclass(frozen=True)
 class Update:
-    """One step of the optimizer."""
-
     round: int
     weights: Mapping[int, float]
 

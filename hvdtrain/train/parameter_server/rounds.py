@@ -95,15 +95,12 @@ _CUT_ELEMENTS = 64
 
 def shard_bounds(sizes: Sequence[int], servers: int) -> list[tuple[int, int]]:
     """Return where each shard begins and ends in the row of all parameters."""
-    elements = sum(sizes)
-    cuts = [_cut_before(sizes, elements * server // servers) for server in range(servers)]
+    elements, cuts = sum(sizes), []
+    for server in range(servers):  # at the last place where a parameter may be cut
+        position = elements * server // servers
+        start = max(start for start in accumulate([0, *sizes]) if start <= position)
+        cuts.append(start + (position - start) // _CUT_ELEMENTS * _CUT_ELEMENTS)
     return list(pairwise([*cuts, elements]))
-
-
-def _cut_before(sizes: Sequence[int], position: int) -> int:
-    """Return the last place at or before a position where a parameter may be cut."""
-    start = max(start for start in accumulate([0, *sizes]) if start <= position)
-    return start + (position - start) // _CUT_ELEMENTS * _CUT_ELEMENTS
 
 
 def segments_in(sizes: Sequence[int], bounds: tuple[int, int]) -> Iterator[Segment]:
@@ -138,7 +135,6 @@ class Shard(ABC):
         """Take the present weights, and these states of the segments."""
 
     def parts(self, flat: Flat) -> list[Flat]:
-        """Return the elements of each segment."""
         return [flat[segment.in_bucket] for segment in self.segments]
 
     def load_whole(self, states: Sequence[State]) -> None:
@@ -151,11 +147,6 @@ class Shard(ABC):
             for segment in self.segments
         ]
         self.load(parts)
-
-
-def outline_of(state: State) -> dict[str, Any]:
-    """Return a state in which arrays are their types."""
-    return {name: value.dtype if _is_flat(value) else value for name, value in state.items()}
 
 
 def is_type(value: object) -> bool:
@@ -208,11 +199,16 @@ class Server:
         return done
 
     def _take_request(self) -> None:
-        """Wait for a request of any worker, and take it."""
+        worker: int | None = None
+
+        def is_asked() -> bool:
+            nonlocal worker
+            worker = self._messages.waiting(REQUEST)
+            return worker is not None
+
         with self._blocked():
-            found: list[int] = []
-            poll_until(lambda: self._find_worker(found))
-            (worker,) = found
+            poll_until(is_asked)
+            assert worker is not None
             request = np.zeros(3, np.int64)
             self._receive(request, worker, REQUEST)
         kind, samples, version = request.tolist()
@@ -227,12 +223,6 @@ class Server:
         update = self._protocol.push(worker, samples, version)
         if update is not None:
             self._shard.step(self._combine(update), self._first + update.round)
-
-    def _find_worker(self, found: list[int]) -> bool:
-        worker = self._messages.waiting(REQUEST)
-        if worker is not None:
-            found.append(worker)
-        return bool(found)
 
     def _receive(self, array: Flat, worker: int, tag: int) -> None:
         self._messages.start_receive(Buffer.of(array), worker, tag).wait()
@@ -362,7 +352,10 @@ class ServedRounds:
         """Overwrite the parameters of all ranks with the servers' weights; return the states."""
         row, shard = self._row, self._shard
         own = [] if shard is None else list(zip(shard.segments, shard.states(), strict=True))
-        outline = [(segment, outline_of(state)) for segment, state in own]
+        outline = [  # in which arrays are their types
+            (segment, {n: v.dtype if _is_flat(v) else v for n, v in state.items()})
+            for segment, state in own
+        ]
         gathered = allgather_object((outline, self._received), name="shards")
         self._received = Pushes()
         for _, received in gathered:

@@ -24,14 +24,12 @@ from hvdtrain.train.parameter_server.rounds import (
     refuse_optimizer,
 )
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.torch.evaluation import average_model_buffers
-from hvdtrain.train.torch.loop import TorchLoop
+from hvdtrain.train.torch.loop import TorchLoop, average_model_buffers
 from hvdtrain.train.torch.sources import Batch, Step
 from hvdtrain.train.torch.update import plain_optimizer
 
 
 def torch_row(parameters: Iterable[torch.nn.Parameter]) -> ParameterRow:
-    """Return memory for parameters and gradients."""
     given = list(parameters)
     types = [str(parameter.dtype).removeprefix("torch.") for parameter in given]
     return ParameterRow(given, types, _flat, _write, lambda: [p.grad for p in given])

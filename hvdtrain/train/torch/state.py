@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.torch.operations.parts import is_expanded, require_values
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, holds, unflatten
+from hvdtrain.train.checkpoint import TensorLibrary, flatten, holds, unflatten
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.replica_check import multipliers, number_checksum, words_checksum
 
@@ -103,7 +103,7 @@ class TorchTrainingState:
     ) -> None:
         self._model, self._optimizer, self._extras = model, optimizer, dict(extras or {})
         self._memory: dict[str, torch.Tensor] = {}
-        self._snapshot: TorchSnapshot | None = None
+        self._complete: Callable[[], None] = lambda: None  # of the last snapshot
 
     def weights(self) -> dict[str, Array]:
         """Return all parameters and buffers by name; types that numpy lacks as integers."""
@@ -122,32 +122,44 @@ class TorchTrainingState:
         for memory in self._memory_for(tensors).values():
             memory.zero_()  # the system allocates pages when they are written
 
-    def snapshot(self) -> TorchSnapshot:
-        """Return the current state.
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Note the current state, and return what returns its content.
 
         What a forward pass may change is copied at once. Trained weights, the optimizer's state for
-        each of them, and averaged weights are copied by the caller of content(), in a thread while
-        the next gradients are computed: call settle() before they change. The memory is that of the
-        snapshot before, which must not be needed any more.
+        each of them, and averaged weights are copied when the content is asked for, in a thread
+        while the next gradients are computed: call settle() before they change. The memory is that
+        of the snapshot before, which must not be needed any more.
         """
         self.settle()
         content = self._content()
         tensors, skeleton = flatten(content)
-        copies = self._memory_for(tensors)
+        copies, lock = self._memory_for(tensors), threading.Lock()
         later = self._unchanged_until_step(content["optimizer"]["state"])
-        pairs = [(copies[name], tensors[name]) for name in tensors]
-        for copy, tensor in pairs:
-            if tensor.data_ptr() not in later:
-                copy_tensor(copy, tensor)
-        waiting = [(copy, tensor) for copy, tensor in pairs if tensor.data_ptr() in later]
-        self._snapshot = TorchSnapshot(skeleton, copies, waiting)
-        return self._snapshot
+        waiting = []
+        for name, tensor in tensors.items():
+            if tensor.data_ptr() in later:
+                waiting.append((copies[name], tensor))
+            else:
+                copy_tensor(copies[name], tensor)
+
+        def complete() -> None:
+            with lock:  # of the thread that saves and that which trains
+                while waiting:
+                    copy_tensor(*waiting[-1])
+                    waiting.pop()
+
+        def read() -> dict[str, Any]:
+            complete()
+            found: dict[str, Any] = unflatten(skeleton, copies)
+            return found
+
+        self._complete = complete
+        return read
 
     def settle(self) -> None:
         """Wait until weights, optimizer state and averaged weights may change."""
-        if self._snapshot is not None:
-            self._snapshot.complete()
-            self._snapshot = None
+        self._complete()
+        self._complete = lambda: None  # without what the snapshot holds
 
     def load(self, content: Mapping[str, Any]) -> None:
         _require_optimizer(content["optimizer"], self._optimizer)
@@ -195,10 +207,11 @@ class TorchTrainingState:
     def _unchanged_until_step(self, states: Mapping[Any, Any]) -> set[int]:
         """Return the addresses of tensors in host memory that only optimizer steps change."""
         averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
+        values = (v for s in states.values() if isinstance(s, Mapping) for v in s.values())
         tensors = chain(
             (p for p in self._model.parameters() if p.requires_grad),
             *(average.parameters() for average in averages),
-            _elementwise(states),
+            (v for v in values if isinstance(v, torch.Tensor) and v.ndim),
         )
         return {tensor.data_ptr() for tensor in tensors if tensor.device.type == "cpu"}
 
@@ -247,14 +260,6 @@ def _require_values(value: Any, path: tuple[str, ...]) -> None:
             _require_values(item, (*path, str(key)))
 
 
-def _elementwise(states: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of states that have an element for each element of a parameter."""
-    for state in states.values():
-        for value in state.values() if isinstance(state, Mapping) else ():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                yield value
-
-
 def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Check what load_state_dict() does not check, and the next step needs."""
     own = optimizer.state_dict()["param_groups"]
@@ -277,31 +282,6 @@ def _is_like(value: object, expected: object) -> bool:
     if isinstance(expected, float):
         return isinstance(value, (int, float))
     return expected is None or isinstance(value, type(expected))
-
-
-class TorchSnapshot:
-    """The state at one moment."""
-
-    def __init__(
-        self,
-        skeleton: Any,
-        copies: Mapping[str, torch.Tensor],
-        waiting: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> None:
-        self._skeleton, self._copies, self._waiting = skeleton, dict(copies), waiting
-        self._lock = threading.Lock()
-
-    def complete(self) -> None:
-        """Copy the tensors that are not copied yet, or wait for the thread that does."""
-        with self._lock:
-            while self._waiting:
-                copy_tensor(*self._waiting[-1])
-                self._waiting.pop()
-
-    def content(self) -> dict[str, Any]:
-        self.complete()
-        content: dict[str, Any] = unflatten(self._skeleton, self._copies)
-        return content
 
 
 def copy_tensor(copy: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,6 @@ from hvdtrain.train.config_file import counted
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.torch.evaluation import Precision
 
 
 def plain_optimizer(
@@ -75,12 +74,18 @@ def _require_dense_state(model: torch.nn.Module, optimizer: torch.optim.Optimize
 def distributed_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> hvd.DistributedOptimizer:
-    """Return the optimizer of a recipe or of the options, distributed."""
     own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer
     if sharded is None:
-        sharded = _may_share(options) and shares_exactly(own, "sharing the optimizer's work")
+        # Where ranks can be lost, steps would be taken again. The squares of a norm are summed in
+        # another order, and fp16 needs whole gradients.
+        sharded = (
+            context.current().failures is None
+            and (exchange, options.virtual_shards, options.clip_norm) == (None, None, None)
+            and options.amp != "fp16"
+            and shares_exactly(own, "sharing the optimizer's work")
+        )
     if not sharded:  # which makes gradients dense
         _require_dense_state(model, own)
     try:
@@ -99,13 +104,30 @@ def distributed_optimizer(
         raise UsageError(f"--exchange {options.exchange}: {error}") from error
 
 
-def _may_share(options: TrainOptions) -> bool:
-    """Return whether it is free to share the optimizer's work, and has the same results."""
-    if context.current().failures is not None:  # steps would be taken again when ranks are lost
-        return False
-    plain = options.make_exchange() is None and options.virtual_shards is None
-    # The squares of a norm are summed in another order, and fp16 needs whole gradients.
-    return plain and options.clip_norm is None and options.amp != "fp16"
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Mixed precision of operations; weights, gradients and optimizer state keep their types."""
+
+    def __init__(self, amp: str, device: torch.device) -> None:
+        self._device, self._type = device.type, _TYPES.get(amp)
+        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+        self.losses: list[torch.Tensor] = []
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context for a forward pass and its loss, but not for backward."""
+        if self._type is None:
+            return nullcontext()
+        return torch.autocast(self._device, dtype=self._type)
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss to call backward() on."""
+        if self.scaler is None:
+            return loss
+        self.losses.append(loss.detach())
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        return scaled
 
 
 # Below this scale, gradients that overflow would overflow without scaling as well.
@@ -343,7 +365,6 @@ class NonFinitePolicy:
         self._stop_or_warn(non_finite_cause(step, model, losses), "; the step is left out")
 
     def count_left_out(self, skipped: bool) -> None:
-        """Count an update of this rank alone, if it was left out."""
         self._left_out += skipped
 
     @collective

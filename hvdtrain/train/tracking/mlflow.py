@@ -252,12 +252,17 @@ class Mlflow:
         return run_id
 
     def _begin(self, info: RunInfo, experiment: str | None, run_name: str) -> str:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container may have no name for it
+            user = str(os.getuid())
         tags = {
-            "mlflow.user": _user(),
+            "mlflow.user": user,
             "mlflow.source.name": "hvdtrain",
             "hvdtrain.directory": str(info.directory.absolute()),
         }
-        parent_id = _parent_id()
+        active = mlflow.active_run()
+        parent_id = active.info.run_id if active else os.environ.get("MLFLOW_RUN_ID") or None
         if parent_id is not None:
             try:
                 parent = self._client.get_run(parent_id)
@@ -305,22 +310,9 @@ class Mlflow:
             self._client.log_batch(self._run_id, tags=[tag])
 
 
-def _parent_id() -> str | None:
-    active = mlflow.active_run()
-    run_id: str | None = active.info.run_id if active else os.environ.get("MLFLOW_RUN_ID")
-    return run_id or None
-
-
 def _name(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
 
 
 def _text(value: object) -> str:
     return str(value)[:_LONGEST_VALUE]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may have no name for it
-        return str(os.getuid())

@@ -119,8 +119,6 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Information about a run for trackers."""
-
     name: str
     directory: Path
     parameters: Mapping[str, Any]

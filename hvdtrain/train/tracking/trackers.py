@@ -113,7 +113,10 @@ class TensorBoard:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         folder = info.directory / "tensorboard"
         folder.mkdir(exist_ok=True)
-        self._file = AppendFile(folder / _event_file_name())
+        # TensorBoard reads the files of a folder in the order of their names.
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        at, process = f"{seconds:010d}.{nanoseconds:09d}", f"{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendFile(folder / f"events.out.tfevents.{at}.{process}")
         self._writer = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
         # TensorBoard discards values of earlier files from this step on.
@@ -141,14 +144,6 @@ class TensorBoard:
         self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 
-def _event_file_name() -> str:
-    # TensorBoard reads the files of a folder in the order of their names.
-    nanoseconds = time.time_ns()
-    return f"events.out.tfevents.{nanoseconds // 10**9:010d}.{nanoseconds % 10**9:09d}" + (
-        f".{socket.gethostname()}.{os.getpid()}"
-    )
-
-
 class Wandb:
     """Tracker that passes values on to the process that wandb starts: one run, resumed by its id.
 
@@ -161,7 +156,12 @@ class Wandb:
         path = info.directory / "wandb.json"
         run_id = (load_json(path, "id") or {"id": secrets.token_hex(4)})["id"]
         try:
-            _require_login()
+            mode = wandb.setup().settings.mode
+            if mode == "online" and not wandb.login(prompt=False):
+                raise UsageError(
+                    "--track wandb: nobody is logged in: run `wandb login`, set WANDB_API_KEY, or "
+                    "work without a network with WANDB_MODE=offline"
+                )
             self._run = wandb.init(
                 project=project or "hvdtrain",
                 name=run_name or info.name,
@@ -192,17 +192,6 @@ class Wandb:
         if status == "stopped":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if status == "finished" else 1)
-
-
-def _require_login() -> None:
-    import wandb
-
-    mode = wandb.setup().settings.mode
-    if mode == "online" and not wandb.login(prompt=False):
-        raise UsageError(
-            "--track wandb: nobody is logged in: run `wandb login`, set WANDB_API_KEY, or work "
-            "without a network with WANDB_MODE=offline"
-        )
 
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")

@@ -92,12 +92,12 @@ def the_loop_of_the_data_page() -> str:
 def recipes_build_their_models_and_losses() -> None:
     if keras.backend.backend() != "torch":  # which the module of recipes imports in any case
         return
-    from hvdtrain.train.recipes import digits_keras, mnist_keras
+    from hvdtrain.train.recipes import keras_recipes
 
     with tempfile.TemporaryDirectory() as folder:
         write_mnist(Path(folder), train=3, test=2)
-        recipes = [digits_keras.recipe(0.1), mnist_keras.recipe(Path(folder), 0.1, width=2)]
-        plain = mnist_keras.recipe(Path(folder), width=2)
+        recipes = [keras_recipes.digits(0.1), keras_recipes.mnist(Path(folder), 0.1, width=2)]
+        plain = keras_recipes.mnist(Path(folder), width=2)
     for recipe in recipes:
         scores = keras.ops.convert_to_numpy(recipe.model(recipe.train.inputs[:3]))
         assert scores.shape == (3, 10)

@@ -12,9 +12,8 @@ from torch_training import Model, batch, build, difference, momentum, own, toget
 import hvdtrain.torch as hvd
 from hvdtrain.train.loop.replica_check import replica_difference
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
-from hvdtrain.train.torch.evaluation import Precision
 from hvdtrain.train.torch.state import torch_checksums
-from hvdtrain.train.torch.update import StepResult, Updater, non_finite_cause
+from hvdtrain.train.torch.update import Precision, StepResult, Updater, non_finite_cause
 
 CPU = torch.device("cpu")
 STEPS, DECAY = 4, 0.75

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from hvdtrain.cli.main import main
-from hvdtrain.train.checkpoint import file as checkpoint_file
+from hvdtrain.train import checkpoint
 
 # The files that a start writes are smaller, and each checkpoint is larger.
 LEAST_BYTES = 100_000
@@ -23,13 +23,13 @@ def arrange() -> None:
     number, _, folder = place.partition(":")
     moments = count(1)
     if way == "half":
-        module: Any = checkpoint_file
-        plain = module.write
+        module: Any = checkpoint
+        plain = module.write_tensors
 
         def write(file: Any, *content: Any) -> Any:
             return plain(_Half(file) if next(moments) == int(number) else file, *content)
 
-        module.write = write
+        module.write_tensors = write
     if way == "file":
 
         def heard(event: str, details: tuple[Any, ...]) -> None:

@@ -9,8 +9,7 @@ from hvdtrain_bench.analysis import judge
 from hvdtrain_bench.analysis.judge import Curve, compare_losses, efficiencies, is_trustworthy, rows
 from hvdtrain_bench.elastic import kills
 from hvdtrain_bench.elastic.notes import Note
-from hvdtrain_bench.harness.results import Case
-from hvdtrain_bench.harness.settings import period_of, turn_steps
+from hvdtrain_bench.harness.results import Case, period_of, turn_steps
 from hvdtrain_bench.harness.turns import in_turns
 from scipy import stats  # type: ignore[import-untyped]
 

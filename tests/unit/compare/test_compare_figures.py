@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hvdtrain_bench.analysis.judge import WITHIN_THE_NOISE
-from hvdtrain_bench.compare import protocol
+from hvdtrain_bench.compare import meters
 from hvdtrain_bench.compare.meters import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import ratio_text
 from hvdtrain_bench.compare.rows import (
@@ -70,14 +70,14 @@ def test_the_cause_of_a_failure_in_one_line(tmp_path: Path) -> None:
         return failure(tmp_path, processes, end, log, 5)
 
     assert said(2, JobEnd(139)) == "it ended with exit code 139: Segmentation fault"
-    protocol.result_file(tmp_path, 0).touch()
+    meters.result_file(tmp_path, 0).touch()
     assert said(1, JobEnd(0)) == ""
     assert said(2, JobEnd(0)) == "rank 1 ended without a result: Segmentation fault"
-    protocol.write_error(tmp_path, 1, UsageError("torch is\nnot installed"))
+    meters.write_error(tmp_path, 1, UsageError("torch is\nnot installed"))
     assert said(2, JobEnd(0, late=True)).startswith("it did not end within 5 s")
     assert said(2, JobEnd(1)) == "torch is not installed (rank 1 of 2)"
-    protocol.write_error(tmp_path, 1, ValueError("x"))
-    assert protocol.error_file(tmp_path, 1).read_text() == "ValueError: x"
+    meters.write_error(tmp_path, 1, ValueError("x"))
+    assert meters.error_file(tmp_path, 1).read_text() == "ValueError: x"
 
 
 def test_ratios_are_those_of_the_same_repeat() -> None:
@@ -111,10 +111,10 @@ def test_divisions(samples: int, size: int, each: int, kind: type) -> None:
     """All processes together take in each step what one process would take."""
     order = np.random.default_rng(samples).permutation(samples).astype(np.int64)
     ranks: list[Division] = [
-        kind(protocol.ProcessPlace(rank, size), size * each) for rank in range(size)
+        kind(meters.ProcessPlace(rank, size), size * each) for rank in range(size)
     ]
     shares = [rank.train_shares(order) for rank in ranks]
-    alone = ExactDivision(protocol.ProcessPlace(0, 1), size * each).train_shares(order)
+    alone = ExactDivision(meters.ProcessPlace(0, 1), size * each).train_shares(order)
     assert {len(share) for share in shares} == {len(alone)}
     for step, whole in enumerate(alone[:-1]):
         assert sorted(np.concatenate([share[step] for share in shares])) == sorted(whole)
@@ -137,7 +137,7 @@ def test_the_largest_difference() -> None:
 
 def turn(seconds: float) -> Turn:
     """Return that of one process whose steps take so long."""
-    result = protocol.RankResult(
+    result = meters.RankResult(
         library="library 1.0", samples=4, test_samples=3, threads=1,
         step_seconds=[9.0, seconds, seconds, seconds * 1.1], epoch_seconds=[4 * seconds],
         trained=[np.array([0, 2])], evaluated=np.array([0, 1]), scores={"loss": (4.0, 2.0)},

@@ -17,9 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import saver
-from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, read, unflatten, write
+from hvdtrain.train import checkpoint
+from hvdtrain.train.checkpoint import (
+    TensorLibrary,
+    flatten,
+    load_checkpoint,
+    position_of,
+    read_tensors,
+    unflatten,
+    write_checkpoint,
+    write_tensors,
+)
 
 TYPES = [
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"),
@@ -57,9 +65,9 @@ def test_every_type_and_layout_comes_back(tmp_path: Path, framework: TensorLibra
         tensors |= {"complex64, conjugated": marked, "float32, negated": marked.imag}
     path = tmp_path / "all"
     with open(path, "wb") as file:
-        digest = write(file, tensors, {"about": "Zürich"})
+        digest = write_tensors(file, tensors, {"about": "Zürich"})
     assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    found, metadata = read(path, framework)
+    found, metadata = read_tensors(path, framework)
     assert found.keys() == tensors.keys()
     assert all(same(found[name], tensor) for name, tensor in tensors.items())
     assert list(metadata) == ["about"]
@@ -123,7 +131,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_a_later_form_is_not_misread(tmp_path: Path) -> None:
     path = tmp_path / "later.safetensors"
     with open(path, "wb") as file:
-        write(file, {}, {"hvdtrain": '{"version": 2}'})
+        write_tensors(file, {}, {"hvdtrain": '{"version": 2}'})
     with pytest.raises(UsageError, match=r"later\.safetensors has format version 2"):
         load_checkpoint(path, "pt")
 
@@ -204,7 +212,7 @@ def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
 
 
 def places(directory: Path) -> list[tuple[int, int]]:
-    return [position_of(path) for path in saver.checkpoint_files(directory)]
+    return [position_of(path) for path in checkpoint.checkpoint_files(directory)]
 
 
 def spoil(path: Path) -> None:
@@ -212,10 +220,10 @@ def spoil(path: Path) -> None:
 
 
 def test_the_best_one_is_a_way_back_too(tmp_path: Path) -> None:
-    best = saver.mark_best(save(tmp_path, 1))
-    saver.checkpoint_files(tmp_path)[0].unlink()
+    best = checkpoint.mark_best(save(tmp_path, 1))
+    checkpoint.checkpoint_files(tmp_path)[0].unlink()
     spoil(save(tmp_path, 2))
-    assert saver.newest_good(tmp_path, "np").path == best
+    assert checkpoint.newest_good(tmp_path, "np").path == best
 
 
 def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +231,7 @@ def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert load_checkpoint(saver.mark_best(save(tmp_path, 1)), "np")["epoch"] == 1
+    assert load_checkpoint(checkpoint.mark_best(save(tmp_path, 1)), "np")["epoch"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -231,8 +239,8 @@ def test_damaged_ones_do_not_push_out_the_good_one(tmp_path: Path) -> None:
     """A run that had to go back goes on from there: what is later is of no use."""
     save(tmp_path, 5)
     for epoch in (6, 7):
-        spoil(saver.mark_best(save(tmp_path, epoch)))
-    assert saver.newest_good(tmp_path, "np").content["epoch"] == 5
-    saver.remove_old(save(tmp_path, 5, 100), keep=2)
+        spoil(checkpoint.mark_best(save(tmp_path, epoch)))
+    assert checkpoint.newest_good(tmp_path, "np").content["epoch"] == 5
+    checkpoint.remove_old(save(tmp_path, 5, 100), keep=2)
     assert places(tmp_path) == [(5, 100), (5, 0)]
-    assert saver.best_file(tmp_path) is None
+    assert checkpoint.best_file(tmp_path) is None

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,10 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.saver import Saver, best_file, checkpoint_files, newest_good
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.checkpoint import Saver, TensorLibrary, best_file, checkpoint_files, newest_good
 
 # A limit that only ends a hang.
 HANGS_AFTER_SECONDS = 300
-
-
-@dataclass
-class Snapshot:
-    """Is complete when the test says so."""
-
-    value: Any
-    ready: threading.Event
-
-    def content(self) -> dict[str, Any]:
-        assert self.ready.wait(HANGS_AFTER_SECONDS)
-        return {"model": {"w": self.value}}
 
 
 @dataclass
@@ -39,8 +27,9 @@ class State:
     def __post_init__(self) -> None:
         self.ready.set()
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.value, self.ready)
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Return what is complete when the test says so."""
+        return lambda: {"model": {"w": self.value}} if self.ready.wait(HANGS_AFTER_SECONDS) else {}
 
 
 def test_it_returns_at_once_and_writes_in_the_background(tmp_path: Path) -> None:
@@ -66,7 +55,7 @@ def test_the_next_one_waits_for_the_last_one(tmp_path: Path) -> None:
     seen = []
 
     class Looking(State):
-        def snapshot(self) -> Snapshot:
+        def snapshot(self) -> Callable[[], dict[str, Any]]:
             seen.append(len(checkpoint_files(tmp_path)))
             return super().snapshot()
 

@@ -18,7 +18,15 @@ from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain.train.recipes import cifar10, digits, imagefolder, mapfile, mnist, synthetic, text
+from hvdtrain.train.recipes.torch_recipes import (
+    cifar10,
+    digits,
+    imagefolder,
+    mapfile,
+    mnist,
+    synthetic,
+    text,
+)
 
 
 def images(folder: Path) -> None:
@@ -50,15 +58,15 @@ def gradient(recipe: Recipe, inputs: torch.Tensor, targets: torch.Tensor) -> tor
 
 CASES: list[tuple[Callable[[Path], Recipe], tuple[int, ...], int]] = [
     # What makes it, the shape of the scores of two samples, the number of parameters.
-    (lambda _: digits.recipe(), (2, 10), 38282),
+    (lambda _: digits(), (2, 10), 38282),
     # That of the example of PyTorch has as many.
-    (lambda folder: mnist.recipe(folder / "mnist"), (2, 10), 1199882),
-    (lambda folder: cifar10.recipe(folder / "cifar10", width=4), (2, 10), 17534),
-    (lambda folder: imagefolder.recipe(folder, width=4, size=48, crop=40), (2, 2), 44838),
-    (lambda folder: mapfile.recipe(folder, width=4, size=48, crop=40, blocks=1), (2, 3), 20151),
-    (lambda folder: text.recipe(folder / "text", context=9, width=8), (2, 5, 9), 1917),
-    (lambda _: synthetic.recipe(samples=8), (2, 10), 78042),
-    (lambda _: synthetic.recipe("7", classes=3, samples=8), (2, 3), 68611),
+    (lambda folder: mnist(folder / "mnist"), (2, 10), 1199882),
+    (lambda folder: cifar10(folder / "cifar10", width=4), (2, 10), 17534),
+    (lambda folder: imagefolder(folder, width=4, size=48, crop=40), (2, 2), 44838),
+    (lambda folder: mapfile(folder, width=4, size=48, crop=40, blocks=1), (2, 3), 20151),
+    (lambda folder: text(folder / "text", context=9, width=8), (2, 5, 9), 1917),
+    (lambda _: synthetic(samples=8), (2, 10), 78042),
+    (lambda _: synthetic("7", classes=3, samples=8), (2, 3), 68611),
 ]
 
 
@@ -98,13 +106,13 @@ def test_networks(
 
 
 def test_files_to_predict_from(folder: Path) -> None:
-    numbers = mnist.recipe(folder / "mnist")
+    numbers = mnist(folder / "mnist")
     inputs = numbers.read(folder / "mnist" / "t10k-images-idx3-ubyte")  # type: ignore[misc]
     assert np.array_equal(inputs, numbers.test.inputs)
-    photographs = imagefolder.recipe(folder, size=48, crop=40)
+    photographs = imagefolder(folder, size=48, crop=40)
     inputs = photographs.read(photographs.test.paths[1])  # type: ignore[misc]
     assert np.array_equal(inputs, photographs.test[1][0][None])
-    small = cifar10.recipe(folder / "cifar10").read
+    small = cifar10(folder / "cifar10").read
     assert small is not None
     assert small(photographs.test.paths[1]).shape == (1, 3, 32, 32)
 
@@ -113,16 +121,16 @@ def test_label_smoothing() -> None:
     scores, labels = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([0])
     logs = scores.log_softmax(1)[0]
     expected = -0.7 * logs[0] - 0.3 * logs.mean()
-    torch.testing.assert_close(digits.recipe(0.3).loss(scores, labels), expected)
+    torch.testing.assert_close(digits(0.3).loss(scores, labels), expected)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "fault"),
     [
-        (digits.recipe, {"label_smoothing": 1.0}, "label_smoothing must be .* below 1, got 1.0"),
-        (imagefolder.recipe, {"size": 8, "crop": 9}, "crop must be from 1 to size, got crop 9"),
-        (synthetic.recipe, {"shape": "3x32"}, "shape must be like 3x32x32 or 100, got '3x32'"),
-        (mnist.recipe, {}, "mnist needs --data-dir DIR, with train-images-idx3-ubyte"),
+        (digits, {"label_smoothing": 1.0}, "label_smoothing must be .* below 1, got 1.0"),
+        (imagefolder, {"size": 8, "crop": 9}, "crop must be from 1 to size, got crop 9"),
+        (synthetic, {"shape": "3x32"}, "shape must be like 3x32x32 or 100, got '3x32'"),
+        (mnist, {}, "mnist needs --data-dir DIR, with train-images-idx3-ubyte"),
     ],
 )
 def test_bad_arguments(
@@ -134,7 +142,7 @@ def test_bad_arguments(
 
 def test_heads_must_share_the_width(folder: Path) -> None:
     with pytest.raises(UsageError, match="width must be a multiple of heads, got 10 and 4"):
-        text.recipe(folder / "text", context=9, width=10)
+        text(folder / "text", context=9, width=10)
 
 
 HEAD = """

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
+from hvdtrain.train.checkpoint import load_checkpoint, write_checkpoint
 from hvdtrain.train.torch.state import TorchTrainingState, require_savable
 
 
@@ -99,13 +99,13 @@ def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
             tensor.fill_(7)
     for state in training.optimizer.state.values():
         state["exp_avg"].fill_(7)
-    assert_same(expected, snapshot.content())
+    assert_same(expected, snapshot())
 
 
 def test_other_extras_are_refused() -> None:
     training = Training()
     training.step(0)
-    content = training.state.snapshot().content()
+    content = training.state.snapshot()()
     other = TorchTrainingState(training.model, training.optimizer, {"ema": training.averages})
     with pytest.raises(ValueError, match=r"it has ema, scaler, and this run ema: give --ema"):
         other.load(content)
@@ -138,10 +138,10 @@ def test_state_that_is_no_parameter_comes_back(tmp_path: Path) -> None:
     for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex64):
         _, state = counting(7, torch.ones(3).to(dtype))
         state.reserve()
-        write_checkpoint(tmp_path, 1, 0, {**state.snapshot().content(), "epoch": 1}, "pt")
+        write_checkpoint(tmp_path, 1, 0, {**state.snapshot()(), "epoch": 1}, "pt")
         other, new = counting(0, torch.zeros(3).to(dtype))
         new.load(load_checkpoint(next(tmp_path.glob("*.safetensors")), "pt"))
-        assert (other.calls, new.snapshot().content()["optimizer"]["state"]["calls"]) == (7, 7)
+        assert (other.calls, new.snapshot()()["optimizer"]["state"]["calls"]) == (7, 7)
         assert new.weights().keys() == {"weight", "bias", "odd"}
         assert np.array_equal(new.weights()["odd"], state.weights()["odd"])
         next(tmp_path.glob("*.safetensors")).unlink()

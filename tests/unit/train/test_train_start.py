@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.saver import Saver, best_file, mark_best
+from hvdtrain.train.checkpoint import Saver, best_file, load_checkpoint, mark_best, write_checkpoint
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.resume import (

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdtrain.check.probe import Finished, ProbeError, finish
+from hvdtrain.check.probe import ProbeError, finish
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain_lint.rules.rule import RULES, Finding, Rule
@@ -118,15 +118,13 @@ def _run(*arguments: str) -> str:
         done = finish([*start, "--", rank, *arguments], _TIMEOUT_SECONDS, environ=environ)
     except ProbeError as error:
         return str(error)
-    return "" if done.returncode == 0 else _complaint(done)
-
-
-def _complaint(done: Finished) -> str:
-    """Return the error that ends the rank which failed first, or whatever else was said."""
-    errors: dict[str, str] = {}  # the last of each rank; others may fail because they are ended
+    if done.returncode == 0:
+        return ""
+    # The last of each rank. That which failed first is the cause: others may have been ended.
+    errors: dict[str, str] = {}
     for line in done.stderr.splitlines():
-        rank = _RANK.match(line)
+        named = _RANK.match(line)
         text = _RANK.sub("", line)
         if _ERROR.match(text):
-            errors[rank[0] if rank else ""] = text
+            errors[named[0] if named else ""] = text
     return next(iter(errors.values()), done.complaint)

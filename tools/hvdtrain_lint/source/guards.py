@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hvdtrain_lint.source.tree import HVD, NAMES, Scope, constant, last_name, path_of, words_in
+from hvdtrain_lint.source.tree import (
+    HVD,
+    NAMES,
+    Scope,
+    constant,
+    last_name,
+    parameters_of,
+    path_of,
+    words_in,
+)
 from hvdtrain_lint.source.values import Values
 
 _RANK, _SIZE = "rank", "size"
@@ -65,8 +74,9 @@ class Guards(Values):
             for site in sites:
                 self._called[self.scope(site)].add(scope)
         starters: set[Scope] = {self.scope(call) for call in self.calls if self._is_starter(call)}
+        inits = (c for c in self.calls if self.last(c) in _STARTS or self.full(c) == f"{HVD}.init")
+        starts = {self.scope(call) for call in inits} - starters
         self.starts_processes = bool(starters)
-        starts = {self.scope(call) for call in self.calls if self._is_start(call)} - starters
         if starters:  # a module that starts processes elsewhere is not a rank, whatever it calls
             starters.add(self.module)
         self._on_ranks = self.reached(
@@ -119,9 +129,6 @@ class Guards(Values):
         around = (h for h, _ in self.within(node) if isinstance(h, (ast.With, ast.AsyncWith)))
         contexts = (item.context_expr for holder in around for item in holder.items)
         return words_in(*contexts, *getattr(self.scope(node), "decorator_list", ()))
-
-    def _is_start(self, call: ast.Call) -> bool:
-        return self.full(call) == f"{HVD}.init" or self.last(call) in _STARTS
 
     def _is_starter(self, call: ast.Call) -> bool:
         module, _, last = self.full(call).rpartition(".")
@@ -247,7 +254,7 @@ class Guards(Values):
         if not values or len(numbers) < len(values) or None in numbers:
             return False
         # Other files may assign an attribute or give an argument: there, 0 may well be a rank.
-        elsewhere = isinstance(node, ast.Attribute) or self.is_parameter(node)
+        elsewhere = isinstance(node, ast.Attribute) or node.id in parameters_of(self.scope(node))
         return not elsewhere or 0 not in numbers
 
     def _compares(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> bool:
@@ -296,7 +303,6 @@ _ALONE = re.compile(
 
 
 def _reached(scopes: Iterable[Scope], leads: Callable[[Scope], Iterable[Scope]]) -> set[Scope]:
-    """Return scopes and all to which they lead, directly or not."""
     found: set[Scope] = set()
     waiting = list(scopes)
     while waiting:

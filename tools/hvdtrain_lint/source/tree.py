@@ -243,10 +243,6 @@ class Tree:
         """Return whether one of these packages, or a part of one, is imported."""
         return any(f"{module}.".startswith(f"{root}.") for module in self.modules for root in roots)
 
-    def is_parameter(self, node: ast.Name) -> bool:
-        """Return whether a name is an argument of the function around it."""
-        return node.id in parameters_of(self.scope(node))
-
     def assigns(self, *names: str) -> bool:
         """Return whether something is assigned to a name or an attribute that is one of these."""
         parts = (part for stored in self._stored.values() for part, _ in stored)
@@ -347,7 +343,6 @@ class Tree:
 
 
 def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the lists of statements that a node holds."""
     for name in ("body", "orelse", "finalbody"):
         if isinstance(block := getattr(node, name, None), list):
             yield block

@@ -248,7 +248,8 @@ class Values(Tree):
         """Return what an attribute of a class, or of its bases, is assigned."""
         found: list[Step] = []
         for value, path in self._bound.get((owner, str(name)), ()):
-            if isinstance(value, DEFINITIONS) and _is_property(value):
+            decorators = value.decorator_list if isinstance(value, DEFINITIONS) else []
+            if any("property" in last_name(each) for each in decorators):
                 found += [(each, path) for each, _ in self._results[value]]
             else:
                 found.append((value, path))
@@ -426,7 +427,6 @@ class Values(Tree):
 
 
 def _inside(steps: Iterable[Step], path: Path) -> list[Step]:
-    """Return the part of parts to which a path leads."""
     return [(value, inner + path) for value, inner in steps]
 
 
@@ -452,7 +452,3 @@ def _is_part(part: Selector, wanted: Selector) -> bool:
     if Part.ANY in (part, wanted) or part == wanted:
         return True
     return Part.EACH in (part, wanted) and (isinstance(part, int) or isinstance(wanted, int))
-
-
-def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("property" in last_name(each) for each in function.decorator_list)

@@ -1,1 +1,0 @@
-"""Checkpoints: what a run has to keep to continue, in files that are whole or not there at all."""
