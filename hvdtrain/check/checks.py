@@ -113,6 +113,7 @@ class Cores:
 
 
 def find_cores() -> Cores:
+    """Return the cores of this machine and this process."""
     affinity = len(os.sched_getaffinity(0))
     return Cores(os.cpu_count() or 1, affinity, cpu_limit(own_groups()))
 
@@ -371,6 +372,7 @@ _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
 def check_packages() -> Section:
+    """Report which packages are there, in which versions."""
     facts = {module: _version(module) for module in _PACKAGES}
     there = [f"{module} {found}" for module, found in facts.items() if found]
     absent = [module for module, found in facts.items() if not found]

@@ -36,12 +36,15 @@ class Windows:
 
 @dataclass(frozen=True)
 class Characters:
+    """A text in windows."""
+
     vocabulary: Sequence[str]
     train: Windows
     test: Windows
 
 
 def load_text(data_dir: Path | None, context: int, file: str = "") -> Characters:
+    """Load a text."""
     if context < 1:
         raise UsageError(f"context must be at least 1, got {context}")
     path = _path(data_dir, file)

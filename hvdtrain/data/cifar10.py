@@ -16,6 +16,8 @@ from hvdtrain.data.files import data_folder, missing_files, read_bytes
 from hvdtrain.data.images import standardized_colors
 from hvdtrain.errors import UsageError
 
+__all__ = ["CLASSES", "load_cifar10"]
+
 _IMAGE_BYTES = 3 * 32 * 32
 
 
@@ -24,10 +26,8 @@ def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     content = read_bytes(path)
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        images, labels = np.asarray(batch[b"data"]), batch[b"labels"]
-        if images.dtype != np.uint8:
-            raise TypeError("its data are not rows of unsigned bytes")
-        images = images.reshape(len(labels), _IMAGE_BYTES)
+        data, labels = batch[b"data"], batch[b"labels"]
+        images = np.frombuffer(data.content, np.uint8).reshape(len(labels), _IMAGE_BYTES)
         return images, np.array(labels, np.uint8).reshape(len(images))
     # A damaged pickle may raise anything.
     except Exception as error:
@@ -38,13 +38,37 @@ def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
         ) from None
 
 
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
+class _Array:
+    """Stands for a numpy array and keeps its bytes."""
+
+    content: bytes = b""
+
+    def __init__(self, *_: object) -> None:
+        """Accept the arguments of numpy's _reconstruct, which hold no data yet."""
+
+    def __setstate__(self, state: tuple[object, object, _Dtype, bool, object]) -> None:
+        """Accept numpy's (version, shape, dtype, whether it is in Fortran order, bytes)."""
+        _, _, dtype, in_fortrans_order, content = state
+        if dtype.name not in (b"u1", "u1") or in_fortrans_order or type(content) is not bytes:
+            raise pickle.UnpicklingError("its data are not rows of unsigned bytes")
+        self.content = content
+
+
+class _Dtype:
+    """Stands for a numpy dtype and keeps its name."""
+
+    def __init__(self, name: bytes | str, *_: object) -> None:
+        self.name = name
+
+    def __setstate__(self, state: object) -> None:
+        """Accept the byte order and more, which do not matter for unsigned bytes."""
+
+
 _KNOWN = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    # A copy, whose state is then set; numpy 2 warns about the numbers that old pickles have here.
-    ("numpy", "dtype"): lambda name, *_: np.dtype(name, False, True),
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
 }
 
 
@@ -52,6 +76,7 @@ class _Unpickler(pickle.Unpickler):
     """Knows the names that a batch needs, and refuses all others."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return the class that stands for a name."""
         if (module, name) not in _KNOWN:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no such batch needs")
         return _KNOWN[module, name]
@@ -74,6 +99,9 @@ def load_cifar10(data_dir: Path | None) -> Dataset:
     """Load the images, standardized float32 [n, 3, 32, 32], and labels from 0 to 9.
 
     If both versions of the files are there, the binary one is used.
+
+    Raises:
+        UsageError: a file is missing or damaged.
     """
     folder = data_folder(data_dir, "cifar10", _LAYOUT)
     stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -121,5 +149,8 @@ def _checked(path: Path, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.u
 
 
 def _samples(batches: list[_Batch]) -> Samples:
-    images, labels = map(np.concatenate, zip(*batches, strict=True))
-    return Samples(standardized_colors(images.reshape(-1, 3, 32, 32)), labels.astype(np.int64))
+    images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32)
+    return Samples(
+        standardized_colors(images),
+        np.concatenate([labels for _, labels in batches]).astype(np.int64),
+    )

@@ -52,6 +52,14 @@ def stratified_split(
 
     Of n samples ceil(n * test_fraction) are test samples; those left over by rounding down go to
     the labels with the largest remainders.
+
+    Args:
+        labels: int64 labels, [n].
+        test_fraction: share of each label in the test part, in (0, 1).
+        seed: seed of the split.
+
+    Returns:
+        Sorted int64 indices of the training part and of the test part.
     """
     generator = np.random.default_rng(seed)
     classes, counts = np.unique(labels, return_counts=True)

@@ -23,6 +23,7 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
 
 
 def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str) -> UsageError:
+    """Return the error for missing files of a data set."""
     return UsageError(
         f"{data_set}: {', '.join(names)} not found in {folder}; expected {layout}; nothing is "
         "downloaded"

@@ -26,7 +26,14 @@ _LAYOUT = (
 
 
 def load_mnist(data_dir: Path | None) -> Dataset:
-    """Load MNIST or Fashion-MNIST: standardized float32 [n, 1, 28, 28], and labels from 0 to 9."""
+    """Load the images, standardized float32 [n, 1, 28, 28], and labels from 0 to 9.
+
+    Args:
+        data_dir: folder with the four files of MNIST, or of Fashion-MNIST.
+
+    Raises:
+        UsageError: a file is missing, is damaged, or does not fit the others.
+    """
     folder = data_folder(data_dir, "mnist", _LAYOUT)
     stems = {f"{part}-{kind}": kind for part in ("train", "t10k") for kind in ("images", "labels")}
     found = {stem: _find(folder, stem, kind) for stem, kind in stems.items()}
@@ -41,7 +48,15 @@ def load_mnist(data_dir: Path | None) -> Dataset:
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Return the array of unsigned bytes in an IDX file, gzipped or not."""
+    """Return the array of unsigned bytes in an IDX file, gzipped or not.
+
+    Args:
+        path: path of the file.
+        dimensions: number of dimensions that the array must have.
+
+    Raises:
+        UsageError: it is not such a file, or its size differs from what its header says.
+    """
     content = read_bytes(path)
     header = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     start = len(header) + 4 * dimensions
@@ -75,7 +90,11 @@ def _samples(images_path: Path, labels_path: Path) -> Samples:
 
 
 def read_mnist_images(path: Path) -> npt.NDArray[np.float32]:
-    """Return the images in one file, standardized float32 [n, 1, 28, 28]."""
+    """Return the images in one file of MNIST, float32 [n, 1, 28, 28], as load_mnist() does.
+
+    Raises:
+        UsageError: it is not such a file, or is damaged.
+    """
     images = read_idx(path, 3)
     if images.shape[1:] != (_PIXELS, _PIXELS):
         height, width = images.shape[1:]

@@ -21,6 +21,14 @@ def load_image_folders(
     """Find the training images, uncropped, and the test images, cropped to their centers.
 
     Classes are numbered in the order of their names. Files are read when they are needed.
+
+    Args:
+        data_dir: folder with train/ and test/ or val/, each with one folder per class.
+        size: pixels of the shorter side after resizing; see ImageFiles.
+        crop: pixels of a test image.
+
+    Raises:
+        UsageError: a folder is missing, is empty, or is of an unknown class.
     """
     folder = data_folder(data_dir, "imagefolder", _LAYOUT)
     train_folder, test_folder = _part(folder, "train"), _part(folder, "test", "val")

@@ -65,7 +65,16 @@ class ImageFiles:
 
 
 def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:
-    """Return an image in three colors, standardized float32 [3, pixels, pixels]; see ImageFiles."""
+    """Return an image in three colors, standardized float32 [3, pixels, pixels].
+
+    Args:
+        path: file that Pillow can read.
+        size: pixels of the shorter side after resizing; a square is cropped around the center.
+        crop: pixels of the square returned from the center of that; None: all of it.
+
+    Raises:
+        UsageError: it cannot be read, or Pillow is not installed.
+    """
     pillow = require_pillow()
     try:
         with pillow.open(path) as image:
@@ -84,7 +93,11 @@ def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np
 
 
 def require_pillow() -> ModuleType:
-    """Import PIL.Image."""
+    """Import PIL.Image.
+
+    Raises:
+        UsageError: Pillow is not installed.
+    """
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:

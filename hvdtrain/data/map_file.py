@@ -39,7 +39,15 @@ def load_map_files(data_dir: Path | None, size: int, crop: int) -> tuple[ImageFi
 
 
 def read_map_file(path: Path, classes: int | None = None) -> tuple[list[Path], list[int]]:
-    """Return the paths and labels in a map file, whose paths are relative to its folder."""
+    """Return the paths and the labels in a map file; empty lines are skipped.
+
+    Args:
+        path: map file; the paths in it are relative to its folder.
+        classes: number that labels must be less than; None: any label from 0.
+
+    Raises:
+        UsageError: it cannot be read, a line is invalid, or there is none.
+    """
     paths: list[Path] = []
     labels: list[int] = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):

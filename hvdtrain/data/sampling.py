@@ -228,7 +228,11 @@ def steps_per_epoch(samples: int, global_batch_size: int) -> int:
 
 
 def global_batch(permutation: Indices, step: int, global_batch_size: int) -> Indices:
-    """Return the samples of one global batch: permutation[jB : (j + 1)B]."""
+    """Return the samples of one global batch: permutation[jB : (j + 1)B].
+
+    Args:
+        permutation: order of the samples, int64 [n].
+    """
     return permutation[step * global_batch_size : (step + 1) * global_batch_size]
 
 

@@ -69,6 +69,8 @@ _ROLES = ("chief", "master", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class ClusterRank:
+    """The place of this rank in the job."""
+
     rank: int
     size: int
     local_rank: int
@@ -121,6 +123,7 @@ def parse_roles(text: str) -> list[str]:
 
 
 def check_roles(roles: Sequence[str], size: int) -> None:
+    """Check that each rank has a role."""
     if len(roles) != size:
         raise UsageError(f"--roles are of {len(roles)} ranks, but there are {size}")
 

@@ -54,5 +54,6 @@ class Site:
 
 @cache
 def sites() -> Mapping[str, Site]:
+    """Return the sites by name."""
     tables = tomllib.loads(Path(__file__).with_name("sites.toml").read_text(encoding="utf-8"))
     return {name: Site(**table) for name, table in tables.items()}

@@ -44,6 +44,8 @@ _LAUNCHER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Session:
+    """The resources of one job."""
+
     folder: str
     lifeline: int
 
@@ -169,6 +171,7 @@ class Launches:
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], quiet: bool = False
     ) -> subprocess.Popen[bytes]:
+        """Start a process that ends with this one."""
         stream = subprocess.DEVNULL if quiet else None
         # The terminal sends Ctrl-C to the launcher, too; a quiet one gets no signal from here.
         blocked = {signal.SIGINT} if self._interrupts and not quiet else set()

@@ -24,6 +24,7 @@ _PACKAGE = "tf_keras."
 
 
 def is_tf_keras(instance: object) -> bool:
+    """Return whether a class of an object is of tf_keras."""
     return any(kind.__module__.startswith(_PACKAGE) for kind in type(instance).__mro__)
 
 

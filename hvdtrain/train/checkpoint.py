@@ -209,6 +209,8 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class CheckpointName:
+    """The name of a checkpoint file, parsed."""
+
     kind: str
     epoch: int
     samples: int
@@ -306,6 +308,8 @@ def _digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
+    """A checkpoint and its content."""
+
     path: Path | None = None
     content: dict[str, Any] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)
@@ -317,6 +321,7 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 
 def best_file(directory: Path) -> Path | None:
+    """Return the best checkpoint of a run, or None."""
     return next((path for path, name in _files(directory) if name.kind == BEST), None)
 
 
@@ -455,6 +460,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def problems(self) -> list[str]:

@@ -141,6 +141,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
+    """One option of `train`; see option()."""
+
     name: str
     kind: Any
     may_be_unset: bool
@@ -164,6 +166,7 @@ class Option:
 
     @property
     def expected(self) -> str:
+        """A description of the type."""
         return "names with values" if self.kind is Mapping else KINDS[self.kind].words
 
     @property

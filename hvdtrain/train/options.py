@@ -75,6 +75,8 @@ _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
 
 
 class RecipeLocation(NamedTuple):
+    """Where the function of a recipe is."""
+
     path: Path | None
     function: str
 
@@ -415,6 +417,7 @@ class TrainOptions:
 
     @property
     def device_wish(self) -> DeviceWish:
+        """The device that a rank is to compute on."""
         return DeviceWish(self.device, parse_gpu_map(self.gpu_map), self.share_gpus)
 
     def make_exchange(self) -> Exchange | None:
@@ -469,6 +472,7 @@ class TrainOptions:
         return 0.01 if self.optimizer == "adamw" else 0.0
 
     def epochs_with(self, size: int) -> int:
+        """Return the number of epochs that `size` ranks train."""
         return -(-self.epochs // self.worker_count(size)) if self.divide_epochs else self.epochs
 
     def samples_per_step(self, size: int) -> int:

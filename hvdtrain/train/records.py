@@ -85,6 +85,12 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class RanksJoined:
+    """Ranks that joined the others.
+
+    Attributes:
+        seconds: time from the last step of the others until all were ready for the next one.
+    """
+
     step: int
     epoch: float
     trained_seconds: float
@@ -104,6 +110,8 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class MetricsRecord:
+    """One line of metrics.jsonl or steps.jsonl."""
+
     epoch: float
     step: int
     split: str
@@ -136,6 +144,13 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Summary:
+    """The content of summary.json.
+
+    Attributes:
+        samples_per_second: samples / seconds.total.
+        seconds: times of all epochs, including evaluation and checkpoints.
+    """
+
     world_size: int
     hosts: int
     host_names: list[str]

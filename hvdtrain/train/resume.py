@@ -61,6 +61,8 @@ _RENAMED = {("framework", "tensorflow"): "keras"}
 
 @dataclass(frozen=True)
 class BestEvaluation:
+    """The best evaluation so far."""
+
     name: str
     value: float
     epoch: float
@@ -92,6 +94,7 @@ class Progress:
         )
 
     def next_epoch(self) -> Progress:
+        """Return the progress at the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, done=0, part=Totals())
 
     @property
@@ -204,6 +207,7 @@ class RunState:
         return time.perf_counter() - self._total_from
 
     def timed(self, progress: Progress) -> Progress:
+        """Return progress with the current times."""
         communicate = self._blocked.seconds - self._communicate_from
         return replace(progress, total_seconds=self.total_seconds, communicate_seconds=communicate)
 

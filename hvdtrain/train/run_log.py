@@ -53,10 +53,12 @@ class RunLog:
             self._trackers.log(rank_values(line), step, seconds)
 
     def write(self, lines: Sequence[MetricsRecord]) -> None:
+        """Write lines of metrics.jsonl."""
         self._append(METRICS, [line.line() for line in lines])
         self._track(lines)
 
     def write_step(self, line: MetricsRecord) -> None:
+        """Write a line of steps.jsonl."""
         self._append(STEPS, [line.line()], sync=False)
         self._track([line])
 

@@ -108,12 +108,14 @@ def _option_name(name: str) -> str:
 
 
 def with_values(options: TrainOptions, values: Mapping[str, Any]) -> TrainOptions:
+    """Return options with the values of a trial."""
     arguments = {n.removeprefix(_SET): v for n, v in values.items() if n.startswith(_SET)}
     others = {name: value for name, value in values.items() if name in _OF_TRIALS}
     return replace(options, set={**options.set, **arguments}, **others)
 
 
 def command_line(options: TrainOptions) -> str:
+    """Return the command that trains with options."""
     words = ["python", "-m", "hvdtrain", "train", options.recipe]
     for one in OPTIONS[1:]:
         value = getattr(options, one.name)
@@ -365,6 +367,8 @@ class _Reports(Callback):
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a trial has ended."""
+
     state: str
     seconds: float
     value: float | None = None
@@ -373,6 +377,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
+    """A sweep that is asked for.
+
+    Attributes:
+        options: those of all trials; `out` is the directory of the sweep.
+        trials: how many trials to end, those before a resume included.
+        storage: address of Optuna's storage; None: a file in the directory.
+        prune: whether to end trials early whose evaluations are worse than the median.
+        ranks_per_trial: on how many ranks each trial trains, several at once; None: on all.
+        start: the same for jobs that `run` has started at once to train these trials.
+    """
+
     options: TrainOptions  # of all trials; `out` is the directory of the sweep
     search: Sequence[Parameter]
     trials: int  # to end, those before a resume included

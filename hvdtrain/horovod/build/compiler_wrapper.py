@@ -42,6 +42,7 @@ def rewrite(arguments: Sequence[str], runpath: str) -> list[str]:
 
 
 def script(compiler: Sequence[str], runpath: str) -> str:
+    """Return a shell script that replaces a compiler."""
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), runpath, shlex.join(compiler)]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

@@ -60,6 +60,7 @@ class Target:
 
     @property
     def frameworks(self) -> dict[str, str]:
+        """The version of each framework that the wheel is for."""
         versions = {"torch": self.torch, "tensorflow": self.tensorflow}
         return {name: version for name, version in versions.items() if version}
 
@@ -116,6 +117,8 @@ _MPI_VENDORS = ("openmpi", "intelmpi", "mpich")
 
 @dataclass(frozen=True)
 class Toolchain:
+    """The tools of a build."""
+
     compiler: tuple[str, ...]
     cmake: Path | None
     mpicxx: Path
@@ -226,6 +229,8 @@ def _run(
 
 @dataclass(frozen=True)
 class BuildPlan:
+    """The plan of one run of `build-horovod`."""
+
     target: Target
     folder: Path
     source: Path | Toolchain
@@ -239,6 +244,7 @@ class BuildPlan:
 
 
 def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> BuildPlan:
+    """Return the plan for this environment and the cache."""
     faults: list[str] = []
     versions = installed_versions({"torch", "tensorflow"}.difference(without))
     if not versions:

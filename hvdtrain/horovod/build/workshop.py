@@ -57,6 +57,7 @@ class Log:
         variables: Mapping[str, str],
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
+        """Run a command to its end."""
         self._file.write(f"\n$ {' '.join(command)}\n")
         lines: list[str] = []
         with subprocess.Popen(

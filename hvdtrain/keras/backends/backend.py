@@ -63,6 +63,7 @@ class Backend:
         name: str,
         samples: BackendTensor | float | None,
     ) -> list[BackendTensor | None]:
+        """Reduce gradients over the ranks."""
         own = [None if gradient is None else self.to_array(gradient) for gradient in gradients]
         weight = None if samples is None else float(samples)
         reduced = self.reduce_arrays(own, variables, reduce, name, weight, fixed=False)

@@ -63,6 +63,8 @@ def require_backend(name: str) -> None:
 
 
 class GradientReduction:
+    """Reduces the gradients of an optimizer."""
+
     def __init__(
         self,
         settings: GradientSettings,

@@ -113,6 +113,7 @@ class StateVariable(KeptArray):
         self.path, self.name = path, path.rpartition("/")[2]
 
     def numpy(self) -> HostArray:
+        """Return a copy of the value."""
         return self.read()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:

@@ -295,6 +295,7 @@ class WeightExchange:
         return _state_variables(optimizer) if self.settles else []
 
     def counts(self, optimizer: keras.optimizers.Optimizer) -> dict[str, float | None]:
+        """Return counts for a checkpoint, by name."""
         self._backend.wait_for_steps()
         self.counter.check_synchronized("exchange_state")
         forgotten: int | None = None

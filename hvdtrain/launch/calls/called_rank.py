@@ -49,6 +49,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class RankAnswer:
+    """What a rank sends back."""
+
     rank: int
     content: bytes
     failure: str = ""
@@ -98,6 +100,7 @@ def node_name() -> str:
 
 
 def connected(address: str, key: bytes) -> Connection:
+    """Return a connection to the caller."""
     if address.startswith("/"):
         return Client(address, "AF_UNIX", authkey=key)
     for place in address.split(","):

@@ -306,6 +306,8 @@ def read_flux(source: HostText) -> list[Host]:
 
 @dataclass(frozen=True)
 class Format:
+    """A format for a list of hosts."""
+
     read: Callable[[HostText], list[Host]]
     write: Callable[[Sequence[Host]], str]
     slots: bool = True
@@ -390,6 +392,7 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
 
 
 def read_file(path: str) -> HostText:
+    """Return the text of a hostfile."""
     file = Path(path)
     where = f"hostfile {path}"
     if not os.path.exists(path):
@@ -428,6 +431,7 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 
 def write_hosts(hosts: Sequence[Host], form: str) -> str:
+    """Return the text that lists hosts in a format."""
     for host in hosts:
         check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
     return FORMATS[form].write(hosts)

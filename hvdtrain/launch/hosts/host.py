@@ -26,6 +26,8 @@ class HostfileError(UsageError):
 
 @dataclass(frozen=True)
 class Host:
+    """A host on which ranks can be started."""
+
     name: str
     slots: int | None = None
     user: str = ""
@@ -39,6 +41,8 @@ class Host:
 
 @dataclass(frozen=True)
 class HostText:
+    """A text that lists hosts."""
+
     name: str
     text: str
     foreign: bool = False
@@ -52,6 +56,7 @@ class HostText:
 
 
 def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
+    """Return a host's name, if it is a valid one."""
     if _PLACEHOLDER.fullmatch(name):
         raise HostfileError(where, name, "is a placeholder: replace it by the name of a host")
     if _NAME.fullmatch(name) and len(name) <= 253:
@@ -66,6 +71,7 @@ def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
 
 
 def check_slots(text: str, where: str, token: str) -> int:
+    """Return a number of slots."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         raise HostfileError(where, token, "needs an integer of at least 1")
     if int(text) > _LARGEST:
@@ -128,6 +134,7 @@ def is_here(name: str) -> bool:
 
 
 def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:
+    """Check that there is a slot for each rank."""
     if total_slots(hosts) < ranks:
         shown = ", ".join(f"{host.name} {host.slots or 0}" for host in hosts[:16])
         more = f", and {len(hosts) - 16} hosts more" if len(hosts) > 16 else ""

@@ -49,6 +49,7 @@ class Launcher:
     vendor: str = ""
 
     def command(self, request: LaunchRequest, environ: _Environ) -> LaunchCommand:
+        """Return the command that starts what is asked for."""
         if request.timestamps and not self.time:
             raise UsageError(f"{self.title} cannot add timestamps to its output: {self.no_time}")
         flags = self.flags(self, request, environ)
@@ -348,6 +349,7 @@ NAMES = ("mpirun", *_OF_SCHEDULERS)
 
 
 def own_launcher(library: MpiLibrary, path: str) -> Launcher:
+    """Return the launcher of an MPI library, at a path."""
     kind = library.vendor if library.vendor in LAUNCHERS else "mpich"
     if library.vendor == "openmpi" and library.major == "4":
         kind = "openmpi 4"

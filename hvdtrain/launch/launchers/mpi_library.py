@@ -43,6 +43,8 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class MpiLibrary:
+    """A libmpi."""
+
     vendor: str
     version: str
     path: Path | None
@@ -53,11 +55,13 @@ class MpiLibrary:
 
     @property
     def name(self) -> str:
+        """Display name of the vendor."""
         names = {vendor: name for name, vendor in _VENDORS.items()}
         return names.get(self.vendor, self.vendor)
 
     @property
     def major(self) -> str:
+        """First number of the version."""
         return self.version.split(".")[0]
 
 
@@ -105,6 +109,7 @@ def find_mpirun(library: MpiLibrary) -> Path:
 
 
 def launcher_version(mpirun: Path) -> tuple[str, str] | None:
+    """Return the vendor and the version that a launcher reports, or None."""
     try:
         asked = subprocess.run(
             [mpirun, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS

@@ -137,6 +137,7 @@ def require_sense(request: LaunchRequest, caller: str, too_few: str, both: str) 
 
 
 def check_interface(interface: str) -> None:
+    """Check that this host has the network interfaces of --interface."""
     here = [name for _, name in socket.if_nameindex()]
     for name in interface.split(","):
         if name not in here:

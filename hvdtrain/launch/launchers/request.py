@@ -19,6 +19,8 @@ _ALLOCATIONS = (
 
 @dataclass(frozen=True)
 class LaunchRequest:
+    """The ranks that a user wants to start."""
+
     program: tuple[str, ...]
     ranks: int | None = None
     hosts: tuple[Host, ...] = ()
@@ -40,6 +42,8 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchCommand:
+    """A command that starts ranks."""
+
     argv: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None

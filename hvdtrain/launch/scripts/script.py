@@ -83,11 +83,14 @@ _WATCH = ("-m", "hvdtrain.launch.scripts.watched")
 
 @dataclass(frozen=True)
 class Script:
+    """What a rank runs."""
+
     program: tuple[str, ...]
     arguments: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Script:
+        """Return the script of a command line."""
         if not words:
             raise UsageError("which script? Name one, or a module with -m, or pass --print")
         count = 2 if words[0] == "-m" else 1
@@ -205,6 +208,7 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_file(path: Path) -> Settings:
+    """Return the settings in a file."""
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:

@@ -333,6 +333,7 @@ class StepPlanSchedule(
 def distributed_optimizer(
     recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
 ) -> Any:
+    """Return the optimizer of a recipe or of the options, distributed and built."""
     plain = plain_optimizer(recipe, options, schedule)
     exchange = options.make_exchange()
     try:

@@ -53,6 +53,8 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
 
 
 class BuiltOptimizer:
+    """A Keras optimizer, built for variables."""
+
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self.optimizer, self.variables = optimizer, list(variables)
         self.slots: list[dict[str, Any]] = [{} for _ in self.variables]

@@ -135,6 +135,12 @@ _STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
 
 @dataclass(frozen=True)
 class HeartbeatReport:
+    """The result of one exchange.
+
+    Attributes:
+        blocked: seconds in which each rank waited for communication, [N].
+    """
+
     seconds: float
     steps: int
     blocked: npt.NDArray[np.float64]  # seconds in which each rank waited for communication, [N]
@@ -178,6 +184,7 @@ class Heartbeat:
         self._signals.asked |= self.stop_rank is not None
 
     def done(self, timer: str, seconds: float | None = None) -> None:
+        """Restart a timer."""
         self.due.discard(timer)
         if timer in self._timers:
             if seconds is not None:

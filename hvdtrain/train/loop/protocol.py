@@ -69,6 +69,7 @@ class TrainingLoop(ABC):
 
     @property
     def trained(self) -> tuple[Any, Any]:
+        """The model and its optimizer."""
         return self._model, self._optimizer
 
     @abstractmethod
@@ -228,6 +229,13 @@ class TrainingLoop(ABC):
 
 
 class Framework(ABC):
+    """Trains recipes with one framework.
+
+    Attributes:
+        title: the name of the framework for people.
+        tensor_library: the library whose tensors checkpoints are read as.
+    """
+
     title: str  # for people
     tensor_library: TensorLibrary  # whose tensors checkpoints are read as
 

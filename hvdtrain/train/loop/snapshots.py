@@ -117,7 +117,11 @@ class Snapshots:
 
     @collective
     def find(self, reached: int) -> int:
-        """Hold the newest snapshot twice again; return the steps of the rank furthest ahead."""
+        """Hold the newest snapshot twice again (collective over the ranks left).
+
+        Returns:
+            The steps that the rank furthest ahead has done.
+        """
         topology = context.current().topology
         rows = allgather_object((self._step, reached), "snapshots")
         steps = [step for step, _ in rows]

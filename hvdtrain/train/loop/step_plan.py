@@ -60,6 +60,7 @@ class Microbatch:
 
     @property
     def count(self) -> int:
+        """The number of samples that count."""
         return len(self.samples) if self.counted else 0
 
 

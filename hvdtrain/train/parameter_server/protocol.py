@@ -17,6 +17,8 @@ ASYNC, SYNC = "async", "sync"
 
 @dataclass(frozen=True)
 class ParameterServer:
+    """The options of the parameter server."""
+
     servers: int = 1
     mode: str = ASYNC
     staleness: int = 4
@@ -96,6 +98,8 @@ class Pushes:
 
 @dataclass(frozen=True)
 class Update:
+    """One step of the optimizer."""
+
     round: int
     weights: Mapping[int, float]
 

@@ -135,6 +135,7 @@ class Shard(ABC):
         """Take the present weights, and these states of the segments."""
 
     def parts(self, flat: Flat) -> list[Flat]:
+        """Return the elements of each segment."""
         return [flat[segment.in_bucket] for segment in self.segments]
 
     def load_whole(self, states: Sequence[State]) -> None:

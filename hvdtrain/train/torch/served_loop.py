@@ -30,6 +30,7 @@ from hvdtrain.train.torch.update import plain_optimizer
 
 
 def torch_row(parameters: Iterable[torch.nn.Parameter]) -> ParameterRow:
+    """Return memory for parameters and gradients."""
     given = list(parameters)
     types = [str(parameter.dtype).removeprefix("torch.") for parameter in given]
     return ParameterRow(given, types, _flat, _write, lambda: [p.grad for p in given])

@@ -74,6 +74,7 @@ def _require_dense_state(model: torch.nn.Module, optimizer: torch.optim.Optimize
 def distributed_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> hvd.DistributedOptimizer:
+    """Return the optimizer of a recipe or of the options, distributed."""
     own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer
@@ -365,6 +366,7 @@ class NonFinitePolicy:
         self._stop_or_warn(non_finite_cause(step, model, losses), "; the step is left out")
 
     def count_left_out(self, skipped: bool) -> None:
+        """Count an update of this rank alone, if it was left out."""
         self._left_out += skipped
 
     @collective

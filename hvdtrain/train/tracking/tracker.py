@@ -119,6 +119,8 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class RunInfo:
+    """Information about a run for trackers."""
+
     name: str
     directory: Path
     parameters: Mapping[str, Any]

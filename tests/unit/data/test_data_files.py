@@ -73,8 +73,8 @@ BATCH = python_batch(ROW, LABEL)
         ("test_batch", b"", "Ran out of input"),
         ("test_batch", b"no pickle", "UnpicklingError|invalid"),
         ("test_batch", pickle.dumps({}), "KeyError"),
-        ("test_batch", BATCH.replace(b"u1", b"i1"), "not rows of unsigned bytes"),
-        ("test_batch", python_batch(ROW[:, :5], LABEL), "does not match array"),
+        ("test_batch", BATCH.replace(b"u1", b"f4"), "not rows of unsigned bytes"),
+        ("test_batch", python_batch(ROW[:, :5], LABEL), "cannot reshape"),
         ("test_batch", BATCH.replace(b"numpy\nndarray", b"numpy\nmemmap"), "it names numpy.memmap"),
     ],
 )
