@@ -135,7 +135,8 @@ def _end_workers_with_this_rank() -> None:
         preload([*names, _FOR_SERVER], **options)
 
     if _FOR_SERVER not in preloaded:
-        forkserver.set_forkserver_preload = preload_ours_too  # the program may call it, too
+        # The program may call it, too.
+        forkserver.set_forkserver_preload = preload_ours_too  # type: ignore[assignment]
         preload_ours_too(preloaded)
 
 
