@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusing import refused
 
 from hvdtrain.cli.train import command
 from hvdtrain.errors import UsageError
@@ -175,14 +176,8 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files(text: str, words: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refusal:
+    with refused(*words, start=str(tmp_path / "it.yaml")):
         resolve({}, written(tmp_path, text))
-    message = str(refusal.value)
-    assert message.startswith(str(tmp_path / "it.yaml"))
-    assert "\n" not in message
-    assert len(message) < 400
-    for word in words:
-        assert word in message
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -207,9 +202,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_of_recipes(words: list[str], reason: str) -> None:
-    with pytest.raises(UsageError) as refusal:
+    with refused(start=reason):
         printed(*words)
-    assert str(refusal.value) == reason
 
 
 def test_without_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
