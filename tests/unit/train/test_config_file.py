@@ -1,6 +1,5 @@
 """Files of options: what they say counts, and what is wrong in them is said with its line."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_blocks import ROOT, blocks
 from refusing import refused
 
 from hvdtrain.cli.train import command
@@ -98,8 +98,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "training.md"
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = blocks(ROOT / "docs" / "training.md", "yaml")
     options = resolve({}, written(tmp_path, text))
     assert options.recipe_title == "my_recipe"
     assert options.set == {"width": "64", "sizes": ["32", "64"]}
