@@ -6,7 +6,6 @@ Args:
 
 import ctypes
 import gc
-import logging
 import os
 import resource
 import sys
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from forbidding import PIDFD_OPEN, forbid
+from logged import logged
 from ranks import report
 
 import hvdtrain.torch as hvd
@@ -120,18 +120,16 @@ def hidden_files() -> Iterator[None]:
 
 def warnings_apart() -> list[str]:
     """Return what this rank warns of where ranks do not share memory; they add all the same."""
-    heard: list[str] = []
-    listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hvdtrain").addHandler(listener)
-    hvd.init()
-    communicator = context.current().world.communicator
-    assert isinstance(communicator, MpiCommunicator)
-    assert communicator._node_group is None
-    train()
-    hvd.shutdown()
-    logging.getLogger("hvdtrain").removeHandler(listener)
-    return heard
+
+    def train_apart() -> None:
+        hvd.init()
+        communicator = context.current().world.communicator
+        assert isinstance(communicator, MpiCommunicator)
+        assert communicator._node_group is None
+        train()
+        hvd.shutdown()
+
+    return logged(train_apart)
 
 
 def main() -> None:

@@ -1,10 +1,8 @@
 """Exchanges over made-up nodes, in numpy's and torch's memory, against formulas for all ranks."""
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ from exchanging import (
     values,
     weighed,
 )
+from page_blocks import ROOT, blocks
 from ranks import report
 from weight_exchange_cases import WEIGHT_CASES
 
@@ -172,10 +171,8 @@ def wires_of_the_nodes() -> int:
 
 def exchange_of_the_page() -> int:
     """The smallest one, which docs/exchanges.md shows."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "exchanges.md"
-    code = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[-1]
     names: dict[str, Any] = {}
-    exec(compile(code, str(page), "exec"), names)
+    exec(blocks(ROOT / "docs" / "exchanges.md", "python")[-1], names)
     for dtype, tensors in kinds():
         driven = Driven(names["MeanOfSigns"](), plan_of(dtype, LIMITS[1]), tensors)
         found = exchanged(driven, values(0, hvd.rank(), dtype), StepInfo(0, hvd.size()))

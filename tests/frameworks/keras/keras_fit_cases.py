@@ -3,7 +3,6 @@
 import functools
 import importlib
 import json
-import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +12,13 @@ import keras
 import numpy as np
 from keras_formula import by_formula
 from keras_optimizer_cases import assert_close, digest
+from page_blocks import ROOT, blocks
 from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import DistributedMixin, training_state
 
-README = Path(__file__).resolve().parents[3] / "README.md"
 # What one rank gives is compiled on JAX alone, where to run each operation takes longer.
 EAGERLY = keras.backend.backend() != "jax"
 ROWS = 4  # of each rank in a step
@@ -317,9 +316,8 @@ def the_documented_fit() -> str | None:
     # To import scikit-learn takes longer than all the rest, and JAX compiles for long.
     if hvd.size() > 2 or keras.backend.backend() == "jax":
         return None
-    *_, code = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(code, str(README), "exec"), names)
+    exec(blocks(ROOT / "README.md", "python")[-1], names)
     history = names["history"].history
     assert history["accuracy"][-1] > 0.9
     return digest(names["model"].weights) + str(history)

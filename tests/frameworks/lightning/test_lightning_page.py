@@ -4,18 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from page_blocks import ROOT, blocks
 from ranks import launch, run_ranks
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "lightning.md"
-
-
-def programs() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PROGRAMS = blocks(ROOT / "docs" / "lightning.md", "python")
 
 
 def test_the_programs_of_the_page(tmp_path: Path) -> None:
     """Run the first one, and then with the strategy of the second one."""
-    first, second = programs()
+    first, second = PROGRAMS
     again = first.replace("import hvdtrain.lightning", second + "import hvdtrain.lightning")
     script = tmp_path / "script.py"
     script.write_text(first + again.replace('strategy="hvdtrain"', "strategy=strategy"))
@@ -31,7 +28,7 @@ def assert_rank_1_ends_the_job(statement: str, strategy: str, message: str, scri
     """Run the first program with a statement that rank 1 reaches in its fourth step."""
     step = "def training_step(self, batch, _):\n"
     reached = f"{step}        if self.global_step == 3 and self.global_rank == 1:\n"
-    program = programs()[0].replace(step, f"{reached}            {statement}\n")
+    program = PROGRAMS[0].replace(step, f"{reached}            {statement}\n")
     script.write_text(program.replace('strategy="hvdtrain"', strategy))
     with launch(script, 2, env={"HVDTRAIN_SHARED_MEMORY": "0"}) as job:
         done = job.wait(300)

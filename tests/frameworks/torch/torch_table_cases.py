@@ -65,7 +65,7 @@ def loss_of(
     return factor * loss
 
 
-def train(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer, step: int) -> None:
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     optimizer.zero_grad()
     loss_of(model, step).backward()
     optimizer.step()
@@ -342,9 +342,7 @@ def trains_without_the_others(name: str, members: ProcessSet) -> str:
     inner = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     for step in range(5):
         for each, its_model in ((outside, model), (inner, alone)):
-            each.zero_grad()
-            loss_of(its_model, step).backward()
-            each.step()
+            train(its_model, each, step)
     outside.flush()
     assert difference(model, alone) == 0.0, name
     return YES
@@ -355,9 +353,7 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
     model = Small()
     optimizer = new_optimizer(model, exchange_of(name, 6, 3))
     for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+        train(model, optimizer, step)
     optimizer.flush()
     saved = deepcopy(optimizer.exchange_state())
     assert saved["ranks"] == 3
@@ -372,9 +368,7 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
         for key, array in saved["shared"].items():
             assert (after["shared"][key] == array).all(), (name, key)
         for step in range(4, 8):
-            fewer.zero_grad()
-            loss_of(smaller, step).backward()
-            fewer.step()
+            train(smaller, fewer, step)
         fewer.flush()
         check_equal(smaller.parameters(), members)
     if not hvd.broadcast_object(bool(saved["own"]), root_rank=0):

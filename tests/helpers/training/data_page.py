@@ -1,19 +1,18 @@
 """Loops with samplers on pages, and what they must come to."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page_blocks import ROOT, blocks
 
 from hvdtrain.data.sampling import epoch_permutation
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
+PAGE = ROOT / "docs" / "data.md"
 
 
 def run_block(word: str, page: Path = PAGE) -> dict[str, Any]:
-    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    (block,) = [block for block in blocks if word in block]
+    (block,) = [block for block in blocks(page, "python") if word in block]
     names: dict[str, Any] = {}
     exec(compile(block, f"{page}: {word}", "exec"), names)
     return names

@@ -1,6 +1,5 @@
 """What the product puts on streams, recorded; see the test."""
 
-import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -9,6 +8,7 @@ import stream_record
 import torch
 from hidden_device import allow_staging
 from hidden_memory import DEVICE
+from logged import logged
 from stream_record import Record
 
 import hvdtrain.torch as hvd
@@ -214,16 +214,15 @@ def races(engine: str, cases: list[Case]) -> list[str]:
 
 def staging_is_said_once() -> None:
     """Copy tensors through host memory twice."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hvdtrain").addHandler(handler)
-    hvd.init(engine="host")
-    with allow_staging():
-        hvd.allreduce(filled(), op=hvd.Sum)
-        hvd.allgather(filled())
-    hvd.shutdown()
-    logging.getLogger("hvdtrain").removeHandler(handler)
+
+    def stage() -> None:
+        hvd.init(engine="host")
+        with allow_staging():
+            hvd.allreduce(filled(), op=hvd.Sum)
+            hvd.allgather(filled())
+        hvd.shutdown()
+
+    said = logged(stage)
     assert said == [
         f"tensors on {DEVICE}:0 are copied through host memory: engine host takes no {DEVICE} "
         "memory"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from data_files import idx, python_batch, write_cifar10, write_images, write_mnist
 from PIL import Image
+from refusing import refused
 
 from hvdtrain.data import center_crop, random_crop, random_flip, sample_generator
 from hvdtrain.data.cifar10 import load_cifar10
@@ -86,10 +87,8 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, fault: str) ->
         load = load_cifar10
         write_cifar10(tmp_path, 1, python=name == "test_batch")
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=fault) as error:
+    with refused(str(tmp_path / name), match=fault):
         load(tmp_path)
-    assert str(tmp_path / name) in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +193,8 @@ def test_bad_folders(tmp_path: Path, names: list[str], fault: str) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.raises(UsageError) as error:
+    with refused(fault.format(tmp_path, tmp_path)):
         load_image_folders(tmp_path, 16, 8)
-    assert fault.format(tmp_path, tmp_path) in str(error.value)
 
 
 def test_map_files(tmp_path: Path) -> None:

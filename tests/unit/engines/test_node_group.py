@@ -1,7 +1,6 @@
 """Reduction in shared memory, by processes that need no MPI to meet."""
 
 import ctypes.util
-import logging
 import multiprocessing
 import os
 import re
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from logged import logged
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.compiled import KernelError
@@ -198,15 +198,12 @@ def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None
     """Without the look at its limit, the kernel kills a rank."""
 
     def work(team: NodeGroup, rank: int) -> None:
-        heard: list[str] = []
-        listener = logging.Handler()
-        listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("hvdtrain").addHandler(listener)
         (small_group / "cgroup.procs").write_text(str(os.getpid()))
         memory = team.arena.empty(1 << 20)
         assert memory is not None
-        for _ in range(2):
-            assert team.arena.empty(100 << 20) is None
+        found: list[object] = []
+        heard = logged(lambda: found.extend(team.arena.empty(100 << 20) for _ in range(2)))
+        assert found == [None, None]
         assert len(heard) == (1 if rank == 0 else 0), heard
         assert rank or heard[0] == (
             "hvdtrain: the ranks of this node communicate through MPI, which is slower: each of 2 "

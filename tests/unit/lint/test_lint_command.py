@@ -1,7 +1,6 @@
 """`python -m hvdtrain lint`: its lines, its exit codes, and comments that silence it."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from hvdtrain_lint.command import check_script
 from hvdtrain_lint.running.start import Fact, compare, read_facts
 from lint_cases import DDP
+from page_blocks import ROOT, blocks
 
 MISTAKE = DDP + "torch.save(model.state_dict(), 'model.pt'){}\n"
 LINE = MISTAKE.count("\n")
@@ -216,10 +216,8 @@ def test_what_a_rank_has_written_may_be_cut_off() -> None:
     assert read_facts([json.dumps(operation(2)[0]), '["operati']) == operation(2)
 
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md")])
-FENCES = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -229,9 +227,9 @@ def test_examples_have_no_findings(example: Path) -> None:
 
 def test_code_in_the_documentation_has_no_findings(tmp_path: Path) -> None:
     found = []
-    blocks = [(page, code) for page in PAGES for code in FENCES.findall(page.read_text("utf-8"))]
-    assert len(blocks) > 20
-    for number, (page, code) in enumerate(blocks):
+    programs = [(page, code) for page in PAGES for code in blocks(page, "python")]
+    assert len(programs) > 20
+    for number, (page, code) in enumerate(programs):
         script = tmp_path / f"{number}.py"
         script.write_text(code)
         found += [f"{page.relative_to(ROOT)}: {each}" for each in check_script(script)]

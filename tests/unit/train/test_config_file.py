@@ -1,6 +1,5 @@
 """Files of options: what they say counts, and what is wrong in them is said with its line."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_blocks import ROOT, blocks
+from refusing import refused
 
 from hvdtrain.cli.train import command
 from hvdtrain.errors import UsageError
@@ -97,8 +98,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "training.md"
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = blocks(ROOT / "docs" / "training.md", "yaml")
     options = resolve({}, written(tmp_path, text))
     assert options.recipe_title == "my_recipe"
     assert options.set == {"width": "64", "sizes": ["32", "64"]}
@@ -175,14 +175,8 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files(text: str, words: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refusal:
+    with refused(*words, start=str(tmp_path / "it.yaml")):
         resolve({}, written(tmp_path, text))
-    message = str(refusal.value)
-    assert message.startswith(str(tmp_path / "it.yaml"))
-    assert "\n" not in message
-    assert len(message) < 400
-    for word in words:
-        assert word in message
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -207,9 +201,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_of_recipes(words: list[str], reason: str) -> None:
-    with pytest.raises(UsageError) as refusal:
+    with refused(start=reason):
         printed(*words)
-    assert str(refusal.value) == reason
 
 
 def test_without_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

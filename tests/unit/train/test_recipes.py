@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import write_cifar10, write_images, write_mnist
+from refusing import refused
 
 from hvdtrain.data import sample_generator
 from hvdtrain.data.dataset import Samples
@@ -242,11 +243,8 @@ def free(width: int = 3, **rest):
 def test_bad_arguments_of_a_file(
     signature: str, options: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError) as refusal:
+    with refused(*words):
         made_from(tmp_path / "it.py", f"def recipe({signature}): return made_from()", **options)
-    assert "\n" not in str(refusal.value)
-    for word in words:
-        assert word in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -263,11 +261,8 @@ def test_bad_arguments_of_a_file(
 )
 def test_bad_files(body: str, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "neighbour_a.py").write_text("x = 1\ny = = 2\n")
-    with pytest.raises(UsageError) as refusal:
+    with refused(*words):
         made_from(tmp_path / "it.py", body)
-    assert "\n" not in str(refusal.value)
-    for word in words:
-        assert word in str(refusal.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusing import refused
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train import recipes
@@ -28,12 +29,8 @@ WRONG: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "values"), WRONG.items(), ids=WRONG)
 def test_a_value_is_refused_by_the_name_of_its_option(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(UsageError) as refusal:
+        with refused(str(value), start=f"--{name.replace('_', '-')} must "):
             TrainOptions(**{name: value})
-        message = str(refusal.value)
-        assert message.startswith(f"--{name.replace('_', '-')} must ")
-        assert str(value) in message
-        assert "\n" not in message
 
 
 BY_SHARDS: dict[str, Any] = {"virtual_shards": 2, "global_batch_size": 8}
@@ -91,12 +88,8 @@ BY_SHARDS: dict[str, Any] = {"virtual_shards": 2, "global_batch_size": 8}
     ],
 )
 def test_refused(options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(UsageError) as refusal:
+    with refused(*words):
         TrainOptions(**options)
-    message = str(refusal.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
 
 
 TORCH_ONLY: list[dict[str, Any]] = [
@@ -109,10 +102,9 @@ TORCH_ONLY: list[dict[str, Any]] = [
 def test_what_goes_with_torch_only(asked: dict[str, Any]) -> None:
     name = next(iter(asked))
     TrainOptions(**asked)
-    with pytest.raises(UsageError) as refusal:
-        TrainOptions(**asked, framework="keras")
     said = f"--{name.replace('_', '-')} {asked[name]} goes with --framework torch only"
-    assert str(refusal.value).startswith(f"{said}, got --framework keras")
+    with refused(start=f"{said}, got --framework keras"):
+        TrainOptions(**asked, framework="keras")
 
 
 def test_every_built_in_recipe_is_named() -> None:

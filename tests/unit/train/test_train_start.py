@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusing import refused
 from safetensors.torch import save_file
 from torch import nn
 
@@ -109,9 +110,8 @@ def test_only_damaged_checkpoints_are_never_a_start_from_zero(tmp_path: Path) ->
     paths = [save(tmp_path, epoch, trainee(seed=epoch)) for epoch in (1, 2)]
     for path in paths:
         cut(path)
-    with pytest.raises(UsageError) as refusal:
+    with refused(*(path.name for path in paths)):
         resume(tmp_path)
-    assert all(path.name in str(refusal.value) for path in paths)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from hvdtrain.core.agreement.lifecycle import (
     decide,
     transition,
 )
-from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Zeros
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Work, Zeros
+from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.types import DType, ReduceOp
 
 SUM = Zeros(((3, DType.FLOAT32),), ReduceOp.SUM)
@@ -118,3 +119,28 @@ def test_one_thread_settles_what_all_get() -> None:
     assert len(asked) == 1
     assert results == asked * THREADS
     assert first_use.find(channel, "size") == asked[0]
+
+
+def test_a_rank_that_waits_after_it_has_left_reports_that_it_has_left() -> None:
+    """Others would end the job for one that waits for what they never submit."""
+    queue = Queue(2, "[rank 0/2]")
+
+    class LeavesMeanwhile(Work):
+        def leave_and_wait(self) -> None:
+            queue.add(Work(LEAVE))
+            with queue.waiting(self):
+                asked.wait()
+
+        def is_awaited(self, now: float) -> bool:
+            leaving.start()
+            leaving.join(0.2)  # as long as the report is made, it cannot
+            return super().is_awaited(now)
+
+    asked = threading.Event()
+    operation = LeavesMeanwhile(Request("barrier", "last"))
+    leaving = threading.Thread(target=operation.leave_and_wait)
+    queue.add(operation)
+    _, report = queue.report()
+    asked.set()
+    leaving.join(300)
+    assert not report.awaited or LEAVE in report.requests

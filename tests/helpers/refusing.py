@@ -1,0 +1,23 @@
+"""What is refused in one line, in this process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hvdtrain.errors import UsageError
+
+
+@contextmanager
+def refused(
+    *words: str, kind: type[Exception] = UsageError, match: str | None = None, start: str = ""
+) -> Iterator[None]:
+    """Fail unless the block raises an error of one short line, with these words."""
+    with pytest.raises(kind, match=match) as refusal:
+        yield
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert len(message) < 1000
+    assert message.startswith(start), message
+    for word in words:
+        assert word in message
