@@ -47,7 +47,7 @@ def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
 @dataclass(frozen=True)
 class _LayoutReduction:
     variables: Sequence[Any]
-    reduce: ReduceArrays
+    exchange: ReduceArrays
     settings: GradientSettings
     name: str
     weight: tf.Tensor | None
@@ -172,14 +172,14 @@ class _LayoutReduction:
     ) -> list[HostArray]:
         """Reduce arrays; in a graph with those of slices if they are dense on other ranks."""
         try:
-            reduced, factor = self.reduce(own, layout, key, weight)
+            reduced, factor = self.exchange(own, layout, key, weight)
         except LayoutsDifferError as differ:
             agreed = differ.agreed(self._names, self.name)
             if not layout.fixed:
                 raise
             tables = [_table(*parts[n : n + 3]) for n in range(0, len(parts), 3)]
             found = dict(zip([*layout.dense, *sparse], [*own, *tables], strict=True))
-            together, factor = self.reduce([found[i] for i in agreed.dense], agreed, key, weight)
+            together, factor = self.exchange([found[i] for i in agreed.dense], agreed, key, weight)
             found |= zip(agreed.dense, together, strict=True)
             reduced, tables = [found[i] for i in layout.dense], [found[i] for i in sparse]
             mixed = True
@@ -198,7 +198,7 @@ class _LayoutReduction:
 def reduce_layouts(
     gradients: Sequence[Gradient],
     variables: Sequence[Any],
-    reduce: ReduceArrays,
+    exchange: ReduceArrays,
     settings: GradientSettings,
     name: str,
     samples: Any = None,
@@ -206,7 +206,7 @@ def reduce_layouts(
 ) -> list[Gradient]:
     """Reduce gradients, whatever their layout is on other ranks."""
     weight = None if samples is None else tf.cast(samples, tf.float64)
-    return _LayoutReduction(variables, reduce, settings, name, weight, compressor)(gradients)
+    return _LayoutReduction(variables, exchange, settings, name, weight, compressor)(gradients)
 
 
 def _kind(gradient: Gradient) -> str:
@@ -306,14 +306,14 @@ class VariableReduction:
             settings = self.settings
 
             @collective
-            def reduce(
+            def exchange(
                 arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
             ) -> tuple[list[HostArray], float]:
                 owners, name = [theirs[i] for i in layout.dense], key or self._name
                 sums, step = partial(weight_sums, owners), OwnStep()
                 return exchange_fused(arrays, owners, name, settings, step, layout, sums)[0], 1.0
 
-            own = reduce_layouts(own, theirs, reduce, settings, self._name, compressor=compressor)
+            own = reduce_layouts(own, theirs, exchange, settings, self._name, compressor=compressor)
         for index, reduced in zip(shared, own, strict=True):
             results[index] = reduced
         return results

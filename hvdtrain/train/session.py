@@ -236,7 +236,7 @@ class _Session:
         if setup.world.failures is not None and needs_snapshots(self._options, setup.loop):
             self._snapshots = Snapshots.of(self._options)
             lines.append(f"  elastic  {self._snapshots.text}")
-        return self._train(setup, lines)
+        return self._run_once(setup, lines)
 
     def remove_traces(self) -> None:
         """Remove the directory of a dry run."""
@@ -292,7 +292,7 @@ class _Session:
         loader = SurvivorLoader(self._options, before, agreed, snapshots)
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
-        return self._train(setup, self._note_changes(setup, reached))
+        return self._run_once(setup, self._note_changes(setup, reached))
 
     @collective
     def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:
@@ -336,7 +336,7 @@ class _Session:
         return lines
 
     @collective
-    def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
+    def _run_once(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world
         if world.failures is not None:
             self._signals.accept_leave()

@@ -58,7 +58,7 @@ class Backend:
         self,
         gradients: Sequence[BackendTensor | None],
         variables: Sequence[KerasVariable],
-        reduce: ReduceArrays,
+        exchange: ReduceArrays,
         settings: GradientSettings,
         name: str,
         samples: BackendTensor | float | None,
@@ -66,7 +66,7 @@ class Backend:
         """Reduce gradients over the ranks."""
         own = [None if gradient is None else self.to_array(gradient) for gradient in gradients]
         weight = None if samples is None else float(samples)
-        reduced = self.reduce_arrays(own, variables, reduce, name, weight, fixed=False)
+        reduced = self.reduce_arrays(own, variables, exchange, name, weight, fixed=False)
         likes = [
             variable.value if gradient is None else gradient
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -79,7 +79,7 @@ class Backend:
         self,
         arrays: Sequence[HostArray | None],
         variables: Sequence[KerasVariable],
-        reduce: ReduceArrays,
+        exchange: ReduceArrays,
         name: str,
         samples: float | None,
         fixed: bool,
@@ -87,7 +87,7 @@ class Backend:
         """Reduce gradients that are arrays; `fixed` says that none can be added to them."""
 
         def reduce_dense(given: Sequence[HostArray], layout: Layout) -> Sequence[HostArray]:
-            return reduce(given, layout, None, samples)[0]
+            return exchange(given, layout, None, samples)[0]
 
         def zeros(index: int) -> HostArray:
             return self.to_array(keras.ops.zeros(variables[index].shape, variables[index].dtype))

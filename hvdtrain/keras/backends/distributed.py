@@ -168,8 +168,8 @@ class GradientReduction:
             own = self._backend.as_dense(own)
         if size != 1 and shared:
             chosen = [variables[i] for i in shared]
-            reduce, name = partial(self._reduce_arrays, chosen), self.name
-            own = self._backend.reduce(own, chosen, reduce, self.settings, name, self.weight)
+            average, name = partial(self._reduce_arrays, chosen), self.name
+            own = self._backend.reduce(own, chosen, average, self.settings, name, self.weight)
         for i, gradient in zip(shared, own, strict=True):
             results[i] = gradient
         if self._scale_local and size != 1:

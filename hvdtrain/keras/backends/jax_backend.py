@@ -54,7 +54,7 @@ class JaxBackend(Backend):
         self,
         gradients: Sequence[BackendTensor | None],
         variables: Sequence[KerasVariable],
-        reduce: ReduceArrays,
+        exchange: ReduceArrays,
         settings: GradientSettings,
         name: str,
         samples: BackendTensor | float | None,
@@ -65,7 +65,7 @@ class JaxBackend(Backend):
         if weighted:  # its value is known when the step runs
             arrays.append(jax.numpy.asarray(samples, "float32"))
         if not any(isinstance(array, jax.core.Tracer) for array in arrays):
-            return super().reduce(gradients, variables, reduce, settings, name, samples)
+            return super().reduce(gradients, variables, exchange, settings, name, samples)
         known = None if samples is None or weighted else float(samples)
 
         def function(given: Sequence[HostArray]) -> list[HostArray]:
@@ -73,7 +73,7 @@ class JaxBackend(Backend):
             for index, array in zip(present, given, strict=False):
                 own[index] = array
             weight = float(given[count]) if weighted else known
-            results = self.reduce_arrays(own, variables, reduce, name, weight, fixed=True)
+            results = self.reduce_arrays(own, variables, exchange, name, weight, fixed=True)
             return [*(array for array in results if array is not None), *given[count:]]
 
         nbytes = sum(array.nbytes for array in arrays)

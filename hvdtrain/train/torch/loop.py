@@ -195,7 +195,7 @@ class TorchLoop(TrainingLoop):
         extras = {"scaler": precision.scaler, "ema": self._updater.averaged}
         kept = {name: extra for name, extra in extras.items() if extra is not None}
         self.state = TorchTrainingState(self._model, self._optimizer, kept)
-        self._train = make_source(
+        self._source = make_source(
             recipe.train, self._move, options.seed, options.workers, recipe.augment, recipe.collate
         )
         self.metrics = {n: m for n, m in recipe.metrics.items() if not isinstance(m, Gathered)}
@@ -256,7 +256,7 @@ class TorchLoop(TrainingLoop):
             Step(number, batch, self._step_plan.microbatches(batch, self._normalizes))
             for number, batch in self._step_plan.batches(epoch, done)
         )
-        return self._train.batches(steps, epoch)
+        return self._source.batches(steps, epoch)
 
     def fits(self, epoch: int) -> bool:
         if self._normalizes:  # the others would wait for a rank that lacks memory

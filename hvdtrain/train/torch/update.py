@@ -206,7 +206,7 @@ class Updater:
         optimizer, scaler, largest = self._optimizer, self.precision.scaler, self._clip_norm
         shared = optimizer.sharded and scaler is None  # of gradients this rank has its slices
         if shared:
-            norm = optimizer.clip_grad_norm_(math.inf).item()
+            norm = optimizer.clip_grad_norm_(math.inf).item()  # reduces the rest; clips nothing
             if largest is not None and largest < norm < math.inf:
                 optimizer.scale_gradients(largest / norm)
         else:
