@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hvdtrain_bench.analysis.judge import OPTIMIZER
 from hvdtrain_bench.many.rank import REPORTED, STALLS
 from job import Completed
 from outcomes import outcomes
@@ -97,7 +98,10 @@ KINDS: dict[str, tuple[list[str], list[set[str]]]] = {
     "checkpoint": ([], [SAVING, SAVING]),
     "elastic": (["--part", "steps"], [ELASTIC]),
     "keras": (["--backend", "torch"], [{"no communication", "no communication again", "hvdtrain"}]),
-    "tensorflow": ([], [SHARDED, {*SHARDED, "MultiWorkerMirroredStrategy"}]),
+    "tensorflow": (
+        [],
+        [{*SHARDED, OPTIMIZER}, {*SHARDED, OPTIMIZER, "MultiWorkerMirroredStrategy"}],
+    ),
 }
 
 
