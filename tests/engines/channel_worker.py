@@ -83,7 +83,7 @@ def a_thread_is_not_kept_by_another_that_drives() -> None:
 
 def what_is_submitted_while_a_rank_joins_is_not_lost() -> None:
     """The rank answers the others with zeros, under the very names that it submits meanwhile."""
-    for count in (1, 2) * 10:
+    for count in (1, 2) * 3:
         channel = open_channel()
         if WORLD.rank == 0:
             joined = channel.join()
