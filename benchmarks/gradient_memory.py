@@ -116,6 +116,7 @@ def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
 
 
 def start(ranks: int, environ: Mapping[str, str], *arguments: object) -> float:
+    """Start ranks that measure, and return the result of rank 0."""
     run = [sys.executable, "-m", "hvdtrain", "run", "-np", str(ranks), "--", __file__]
     done = subprocess.run(
         [*run, *map(str, arguments)],

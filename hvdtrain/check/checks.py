@@ -427,6 +427,7 @@ def nccl_network(said: str, fast: bool) -> str:
 
 @cache
 def _driver_gpus() -> list[dict[str, Any]]:
+    """Return the name and the memory_bytes of each GPU that the driver sees."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

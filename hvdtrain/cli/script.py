@@ -46,14 +46,18 @@ def command(as_horovod: bool, script: str, arguments: tuple[str, ...]) -> None:
     if not os.path.exists(script):
         refuse_locally(f"no script {script} on {socket.gethostname()}: name an existing file")
     environ = dict(os.environ)
-    # Whether the script would find a Horovod, apart from this process's directory. A namespace
-    # package has a spec without an origin.
-    path = [entry for entry in sys.path if entry not in (_FOLDER, os.getcwd())]
-    spec = PathFinder.find_spec("horovod", path)
-    if as_horovod or spec is None or spec.origin is None:
+    if as_horovod or not _horovod_is_installed():
         # hvdtrain's `horovod` precedes installed packages.
         entries = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
         others = [entry for entry in entries if entry != _FOLDER]
         environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *others])
     words = [sys.executable, *interpreter_options(), script, *arguments]
     os.execve(sys.executable, words, environ)
+
+
+def _horovod_is_installed() -> bool:
+    """Return whether the script would find a Horovod, apart from this process's directory."""
+    path = [entry for entry in sys.path if entry not in (_FOLDER, os.getcwd())]
+    spec = PathFinder.find_spec("horovod", path)
+    # A namespace package has a spec without an origin.
+    return spec is not None and spec.origin is not None

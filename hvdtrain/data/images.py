@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.augment import center_crop
 from hvdtrain.errors import UsageError
+
+__all__ = ["ENDINGS", "ImageFiles", "read_image", "require_pillow"]
 
 # Per color, of ImageNet's training images between 0 and 1: most networks are trained with these.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
@@ -58,9 +61,11 @@ class ImageFiles:
     crop: int | None = None
 
     def __len__(self) -> int:
+        """Return the number of images."""
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.float32], int]:
+        """Return the image, as from read_image(), and the label of a sample."""
         return read_image(self.paths[index], self.size, self.crop), self.labels[index]
 
 
@@ -78,12 +83,7 @@ def read_image(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np
     pillow = require_pillow()
     try:
         with pillow.open(path) as image:
-            width, height = image.size
-            shorter = min(width, height)
-            left, top = (width - shorter) // 2, (height - shorter) // 2
-            # Resized and cropped in one step.
-            kept, way = (left, top, left + shorter, top + shorter), pillow.Resampling.BILINEAR
-            pixels = np.asarray(image.convert("RGB").resize((size, size), way, box=kept))
+            pixels = np.asarray(_square(image.convert("RGB"), size, pillow.Resampling.BILINEAR))
     # Pillow's readers raise whatever the parser of a format raises.
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -104,3 +104,12 @@ def require_pillow() -> ModuleType:
         raise UsageError(
             "images are read by Pillow, which is not installed: pip install pillow"
         ) from None
+
+
+def _square(image: Any, size: int, filter_: Any) -> Any:
+    width, height = image.size
+    shorter = min(width, height)
+    left, top = (width - shorter) // 2, (height - shorter) // 2
+    # Resized and cropped in one step.
+    kept = (left, top, left + shorter, top + shorter)
+    return image.resize((size, size), filter_, box=kept)

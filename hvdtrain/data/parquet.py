@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
     import pyarrow
 
 __all__ = ["read_shard"]
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """Rows that can be read together: `first` is the number of rows in all row groups before it."""
+
+    file: Path
+    index: int
+    first: int
+    rows: int
 
 
 def read_shard(
@@ -44,21 +55,28 @@ def read_shard(
     files = sorted(Path(folder).glob("*.parquet"))
     if not files:
         raise UsageError(f"there are no files *.parquet in {folder}")
-    metadata = [parquet.read_metadata(file) for file in files]
-    total = sum(each.num_rows for each in metadata)
+    groups = list(_row_groups(files, parquet))
+    total = sum(group.rows for group in groups)
     start, stop = total * rank // size, total * (rank + 1) // size
     schema = parquet.read_schema(files[0])
     names = schema.names if columns is None else list(columns)
     if missing := [name for name in names if name not in schema.names]:
         raise UsageError(f"{folder} has no column {', '.join(missing)}: {', '.join(schema.names)}")
-    parts, first = [], 0
-    for file, each in zip(files, metadata, strict=True):
-        for index in range(each.num_row_groups):
-            count = each.row_group(index).num_rows
-            begin, end = max(start - first, 0), min(stop - first, count)
-            if begin < end:
-                rows = parquet.ParquetFile(file).read_row_group(index, names)
-                parts.append(rows.slice(begin, end - begin))
-            first += count
+    parts = []
+    for group in groups:
+        begin, end = max(start - group.first, 0), min(stop - group.first, group.rows)
+        if begin < end:
+            rows = parquet.ParquetFile(group.file).read_row_group(group.index, names)
+            parts.append(rows.slice(begin, end - begin))
     none = arrow.schema([schema.field(name) for name in names]).empty_table()
     return arrow.concat_tables(parts) if parts else none  # fewer rows than ranks
+
+
+def _row_groups(files: Sequence[Path], parquet: object) -> Iterator[_RowGroup]:
+    first = 0
+    for file in files:
+        metadata = parquet.read_metadata(file)  # type: ignore[attr-defined]
+        for index in range(metadata.num_row_groups):
+            rows = metadata.row_group(index).num_rows
+            yield _RowGroup(file, index, first, rows)
+            first += rows

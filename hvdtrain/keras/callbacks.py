@@ -115,6 +115,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._training_samples: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Forget the last epoch."""
         self._training_samples = None
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
@@ -257,9 +258,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Set the learning rate if it is due."""
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -270,6 +273,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the learning rate."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -322,6 +326,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the learning rate, and print the final one."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
@@ -359,9 +364,7 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
-        self.backup = own = backup if rank() == 0 else keras.callbacks.Callback()
-        self.on_train_batch_end, self.on_epoch_end = own.on_train_batch_end, own.on_epoch_end
-        self.on_train_end = own.on_train_end
+        self.backup = backup if rank() == 0 else keras.callbacks.Callback()
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         super().set_params(params)
@@ -378,6 +381,15 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
         if model.built:  # in any epoch: the backup may be from the middle of the first one
             broadcast_variables(training_state(model), 0)
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        self.backup.on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self.backup.on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self.backup.on_train_end(logs)
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
@@ -409,10 +421,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)
 

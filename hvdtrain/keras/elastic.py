@@ -46,6 +46,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start to count batches (local)."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
@@ -55,6 +56,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Commit (as `state.commit`)."""
         self._commit()
 
     def _commit(self) -> None:
@@ -78,6 +80,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._stops = 0, False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Note how many batches were done before (local)."""
         steps = self.params.get("steps")
         # The last commit may be that of the last batch, and ranks that join leave fewer batches: an
         # epoch cannot have none.
@@ -93,6 +96,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Begin to count from zero (local)."""
         if self._stops:
             self.model.stop_training = self._stops = False
         self.state.batch = 0
@@ -110,6 +114,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Count the epoch (local)."""
         self.state.epoch += 1
 
 

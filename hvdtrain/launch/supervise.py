@@ -119,7 +119,7 @@ class Launches:
 
     Signals stay blocked from the first run on: this process is about to end with the code that
     run() returns, and a late signal must not interrupt its cleanup. `interrupts` are what a
-    launcher gets for the first, second ... Ctrl-C in place of SIGINT.
+    launcher gets for the first, second ... Ctrl-C in place of SIGINT; `verbose` prints all it says.
     """
 
     def __init__(

@@ -78,6 +78,7 @@ class BackwardReduction:
         return self._optimizer.exchanges_weights or (self._optimizer.sharded and not self.whole)
 
     def begin(self, blocked: bool) -> None:
+        """Prepare for a backward pass."""
         if not self._optimizer.exchanges_weights:
             passes = _NEVER if blocked else self._held + 1
             self._optimizer.set_backward_passes_per_step(passes)
@@ -199,6 +200,7 @@ class HvdStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
+        """The device of this rank."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
         if devices[0].type != "cuda":
             return devices[0]
@@ -215,6 +217,7 @@ class HvdStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The arguments of a DistributedSampler."""
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def set_world_ranks(self) -> None:
@@ -223,6 +226,7 @@ class HvdStrategy(ParallelStrategy):
             module.rank_zero_only.rank = hvd.rank()
 
     def setup_environment(self) -> None:
+        """Set the device and the seeds of this rank."""
         super().setup_environment()
         load_fabric("utilities.seed").reset_seed()
 
@@ -239,6 +243,7 @@ class HvdStrategy(ParallelStrategy):
             broadcast_module(self.lightning_module)
 
     def model_to_device(self) -> None:
+        """Move the model to the device of this rank."""
         self.model.to(self.root_device)
 
     @collective

@@ -80,7 +80,8 @@ def run_range_test(
     """Take steps with growing learning rates until the loss diverges."""
     setup = set_up(options, make_recipe, NothingToResume(options))
     plan, state, total = setup.step_plan, setup.loop.state, options.find_lr or 0
-    before = state.snapshot()()
+    read = state.snapshot()
+    before = read()
     losses: list[float] = []
     try:
         for learned in _steps(plan, setup.loop, signals):
@@ -173,7 +174,8 @@ def run_batch_sizes(
     setup = set_up(tried, make_recipe, NothingToResume(options))
     loop, steps, topology = setup.loop, options.find_batch_size or 0, setup.world.topology
     on_gpu = any("cuda" in device for device in setup.devices)
-    before = loop.state.snapshot()()
+    read = loop.state.snapshot()
+    before = read()
     speeds: dict[int, float] = {}
     limit, fastest, slower = "", first, 0
     try:

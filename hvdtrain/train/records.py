@@ -85,11 +85,7 @@ class RanksLost:
 
 @dataclass(frozen=True)
 class RanksJoined:
-    """Ranks that joined the others.
-
-    Attributes:
-        seconds: time from the last step of the others until all were ready for the next one.
-    """
+    """Ranks that joined the others."""
 
     step: int
     epoch: float
@@ -144,12 +140,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of summary.json.
-
-    Attributes:
-        samples_per_second: samples / seconds.total.
-        seconds: times of all epochs, including evaluation and checkpoints.
-    """
+    """The content of summary.json."""
 
     world_size: int
     hosts: int

@@ -89,7 +89,8 @@ class RunLog:
         """Return what save() would write; it lasts until the next snapshot of the state."""
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
         about = self._about(progress, exchange)
-        return {**about, **self._setup.loop.state.snapshot()()}
+        read = self._setup.loop.state.snapshot()
+        return {**about, **read()}
 
     def best_weights(self, step: int) -> dict[str, Any]:
         """Read what load_weights() takes from the best checkpoint, made after a step."""

@@ -538,7 +538,8 @@ def _agree(options: TrainOptions, before: RunState | None) -> dict[str, Any]:
     if before is not None and context.current().topology.rank == leader:
         progress = before.progress if paused else before.pausing or before.progress
         about = checkpoint_content(progress, options, before.epoch_samples)
-        content = {**about, "pausing": not paused, **before.trained.snapshot()()}
+        read = before.trained.snapshot()
+        content = {**about, "pausing": not paused, **read()}
     if leader:
         content = broadcast_object(content, leader, "state")
     return content

@@ -377,16 +377,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that is asked for.
-
-    Attributes:
-        options: those of all trials; `out` is the directory of the sweep.
-        trials: how many trials to end, those before a resume included.
-        storage: address of Optuna's storage; None: a file in the directory.
-        prune: whether to end trials early whose evaluations are worse than the median.
-        ranks_per_trial: on how many ranks each trial trains, several at once; None: on all.
-        start: the same for jobs that `run` has started at once to train these trials.
-    """
+    """A sweep that is asked for."""
 
     options: TrainOptions  # of all trials; `out` is the directory of the sweep
     search: Sequence[Parameter]

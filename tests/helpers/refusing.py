@@ -10,14 +10,18 @@ from hvdtrain.errors import UsageError
 
 @contextmanager
 def refused(
-    *words: str, kind: type[Exception] = UsageError, match: str | None = None, start: str = ""
+    *words: str,
+    kind: type[Exception] = UsageError,
+    match: str | None = None,
+    start: str = "",
+    most: int = 1000,
 ) -> Iterator[None]:
-    """Fail unless the block raises an error of one short line, with these words."""
+    """Fail unless the block raises an error of one line of less than `most` letters, with words."""
     with pytest.raises(kind, match=match) as refusal:
         yield
     message = str(refusal.value)
     assert "\n" not in message
-    assert len(message) < 1000
+    assert len(message) < most
     assert message.startswith(start), message
     for word in words:
         assert word in message

@@ -30,6 +30,7 @@ _IGNORE = re.compile(r"#\s*hvdtrain:\s*ignore(?:\[([^\]]*)\]|\s+((?:HVD\d+[,\s]*
 
 
 def check_script(path: Path) -> list[Finding]:
+    """Return what is wrong with a script, by line."""
     script, text = parse_script(path)
     silenced = _silenced(text)
     findings = set()

@@ -74,6 +74,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Rank:
+    """What one rank left."""
+
     rank: int
     host: str
     pid: int
@@ -119,6 +121,7 @@ class Rank:
 
 
 def record_files(folder: Path) -> list[Path]:
+    """Return the files of the last job in a folder."""
     found = [(m[1], p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name)) and p.is_file()]
     last = max((int(job, 16) for job, _ in found), default=0)
     return sorted(path for job, path in found if int(job, 16) == last)

@@ -56,6 +56,7 @@ class Lines:
 
 
 def read_object(path: Path) -> JsonObject:
+    """Return the JSON object in a file."""
     try:
         found = _parsed(path.read_bytes())
     except OSError as error:

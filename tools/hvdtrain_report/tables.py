@@ -134,6 +134,7 @@ class SettingRow:
 def side_by_side(
     settings: Sequence[Mapping[str, object] | None], mark: bool = True
 ) -> list[SettingRow]:
+    """Return one row for each setting of any run."""
     flat = [dict(_flat("", found)) if found else {} for found in settings]
     # The dictionary keeps the order of first occurrence.
     names = {name: None for found in flat for name in found}

@@ -76,6 +76,7 @@ def noise_of(values: Mapping[str, Sequence[float]], same: Mapping[str, str]) -> 
 
 
 def paired_ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Return other / base of each repeat."""
     if len(base) != len(other) or not base:
         raise ValueError(f"repeats come in pairs, got {len(base)} and {len(other)}")
     return [b / a for a, b in zip(base, other, strict=True)]
@@ -240,6 +241,7 @@ class Efficiency:
 
 
 def rows(case: Case) -> list[ComparedContender]:
+    """Compare every contender of a case with its base."""
     return compared(case.values, case.base, _same(case))
 
 

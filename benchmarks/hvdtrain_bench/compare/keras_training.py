@@ -115,6 +115,7 @@ def _set_first_weights(model: Any, path: Path, place: ProcessPlace) -> None:
 
 
 def weights_of(model: Any) -> Weights:
+    """Return a copy of the weights that are trained, by name."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # within fit, variables are not current
     variables = model.trainable_variables

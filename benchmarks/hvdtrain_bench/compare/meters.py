@@ -148,6 +148,7 @@ class StepMeter:
         self._started = time.perf_counter()
 
     def end_step(self, weights: Callable[[], Weights]) -> None:
+        """End a step, and begin the next."""
         self.seconds.append(time.perf_counter() - self._started)
         if len(self.seconds) == 1:  # it opens connections
             self._sent_before = sent_bytes(loopback=True)

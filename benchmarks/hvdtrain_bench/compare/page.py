@@ -157,6 +157,7 @@ def log_ticks(values: Sequence[float]) -> list[float]:
 
 
 def write_page(path: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> int:
+    """Write the page, and return its size in bytes."""
     ran = [row for row in rows if not row.failure]
     page = render(
         _own("compare.html"),

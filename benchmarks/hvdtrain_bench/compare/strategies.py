@@ -287,6 +287,7 @@ def reference(framework: str) -> StrategyContender:
 def parse_contenders(
     texts: Sequence[str], pythons: Mapping[str, str], framework: str
 ) -> list[StrategyContender]:
+    """Return the contenders in the order in which they are named."""
     known = STRATEGIES[framework]
     titles = [title for text in texts for title in _names(text, known)]
     seen: Counter[str] = Counter()

@@ -362,7 +362,7 @@ def _case(contender: ElasticContender, failures: list[Failure], failed: list[str
 
 _JOBS = (NOT_ELASTIC, NOT_ELASTIC_AGAIN, ELASTIC)
 _START_SECONDS, _GRACE_SECONDS = 120.0, 30.0
-_AGREEMENT = 1e-4  # as in steps.py
+_AGREEMENT = 1e-4  # the TOLERANCE of cases/checked.py
 _Job = Sequence[Connection]  # to its ranks
 
 

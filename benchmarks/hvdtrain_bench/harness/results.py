@@ -109,6 +109,8 @@ QUICK = replace(
 
 @dataclass(frozen=True)
 class PeerFacts:
+    """A contender, as it was in its turn."""
+
     name: str
     library: str
     torch_threads: int  # of a rank, with which torch computes

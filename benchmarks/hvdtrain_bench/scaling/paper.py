@@ -253,6 +253,7 @@ class PredictionInterval:
 
 
 def interval_of(values: Sequence[float]) -> PredictionInterval:
+    """Return the interval of values that are equally likely."""
     if len(set(values)) == 1:
         return PredictionInterval(values[0], values[0], values[0])
     cuts = quantiles(values, n=_PARTS, method="inclusive")

@@ -34,6 +34,8 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Steps:
+    """What is known of the steps of a model."""
+
     alone: Sequence[Work]  # equally likely works of one rank alone
     works: Sequence[Work]  # the same of one rank among others, as many
     schemes: Sequence[Scheme] = (AVERAGE,)

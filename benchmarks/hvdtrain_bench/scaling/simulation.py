@@ -51,6 +51,7 @@ class Player:
 
     @collective
     def submit(self, name: str, count: int = 1) -> None:
+        """Submit a sum of `count` numbers."""
         buffer = Buffer.from_array(np.full(count, float(self.role + 1)))
         operation = Allreduce([buffer], [(count,)], ReduceOp.SUM, name)
         self._operations[name] = operation, buffer
@@ -142,6 +143,7 @@ PROGRAMS: Mapping[str, tuple[Callable[[Player], None], Callable[[int, int], int]
 
 
 def player_of(name: str, communicator: Communicator) -> Player:
+    """Return what plays one of PROGRAMS on this rank."""
     role_of, size = PROGRAMS[name][1], communicator.size
     roles = [role_of(rank, size) for rank in range(size)]
     return Player(communicator, roles[communicator.rank], roles)

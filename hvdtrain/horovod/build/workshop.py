@@ -76,13 +76,16 @@ class Log:
                 lines.append(line.rstrip()[:_SHOWN_CHARACTERS])
                 on_line(line)
         if process.returncode != 0:
-            kinds = ([line for line in lines if kind.search(line)] for kind in _TELLING)
-            telling = next(filter(None, kinds), [])[-_SHOWN_LINES:]
-            shown = "".join(f"\n  {line.strip()}" for line in telling)
+            shown = "".join(f"\n  {line.strip()}" for line in _telling(lines))
             raise BuildFailedError(
                 f"{Path(command[0]).name} ended with code {process.returncode}; its output "
                 f"is in {self._path}; it ended with:{shown}"
             )
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    kinds = ([line for line in lines if kind.search(line)] for kind in _TELLING)
+    return next(filter(None, kinds), [])[-_SHOWN_LINES:]
 
 
 @contextmanager
@@ -142,6 +145,8 @@ def build_and_install(plan: BuildPlan, wheel_only: bool) -> Path:
 
 
 class _Workshop:
+    """A directory with tools of its own."""
+
     def __init__(self, folder: Path, log: Log, plan: BuildPlan) -> None:
         self._folder, self._log, self._plan = folder, log, plan
         (folder / "tmp").mkdir()
@@ -161,19 +166,21 @@ class _Workshop:
             # Installed packages must be visible to the tools: Horovod's build imports torch.
             names = ("site-packages", "dist-packages")
             seen = [path for path in sys.path if os.path.basename(path) in names]
-            (packages,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
+            (own,) = (self._folder / "tools" / "lib").glob("python*/site-packages")
             lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
-            (packages / "outside.pth").write_text("".join(lines))
+            (own / "outside.pth").write_text("".join(lines))
             if isinstance(self._plan.source, Toolchain):
-                wanted = [*TOOLS, *([] if self._plan.source.cmake else [CMAKE])]
-                # The user's constraints are for their environment.
-                own = {n: text for n, text in self._variables.items() if n != "PIP_CONSTRAINT"}
-                try:
-                    self._log.run([str(self._python), "-m", "pip", "install", *wanted], own)
-                except BuildFailedError as error:
-                    raise UsageError(
-                        f"pip cannot get the tools of the build ({', '.join(wanted)}): {error}"
-                    ) from error
+                self._get_tools([*TOOLS, *([] if self._plan.source.cmake else [CMAKE])])
+
+    def _get_tools(self, wanted: Sequence[str]) -> None:
+        # The user's constraints are for their environment.
+        own = {name: text for name, text in self._variables.items() if name != "PIP_CONSTRAINT"}
+        try:
+            self._log.run([str(self._python), "-m", "pip", "install", *wanted], own)
+        except BuildFailedError as error:
+            raise UsageError(
+                f"pip cannot get the tools of the build ({', '.join(wanted)}): {error}"
+            ) from error
 
     def build(self, toolchain: Toolchain) -> Path:
         """Compile Horovod, put the wheel into the cache and return its path there."""

@@ -353,11 +353,7 @@ def run(
                     process.terminate()
                     raise
                 finally:
-                    try:
-                        process.wait(_GRACE_SECONDS)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
+                    _end(process)
     return server.results(f"mpirun's exit code is {process.returncode}")
 
 
@@ -408,3 +404,12 @@ def _start(
         pass_fds=[session.lifeline],
         preexec_fn=bound_to_this_process(blocked, session.lifeline),
     )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Wait for the launcher, which should end soon."""
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -262,6 +262,7 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._note(batch)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Stop `fit` after this step if `go_on` returns False."""
         self.taken, self.loss = self.taken + 1, float((logs or {}).get("loss", math.nan))
         if not self._go_on():
             self.model.stop_training = True

@@ -123,7 +123,10 @@ def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
     The same rows give the same bits on every rank and on any number of ranks.
     """
     parts = allgather_object((indices, list(arrays)), "rows")
-    order = np.argsort(np.concatenate([theirs for theirs, _ in parts]))
+    numbers = np.concatenate([theirs for theirs, _ in parts])
+    if len(np.unique(numbers)) != len(numbers):
+        raise HvdtrainError("gathering rows: a sample came from two ranks: give each to one only")
+    order = np.argsort(numbers)
     filled = [rows for theirs, rows in parts if len(theirs)] or [arrays]
     return [np.concatenate(rows)[order] for rows in zip(*filled, strict=True)]
 

@@ -135,11 +135,7 @@ _STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
 
 @dataclass(frozen=True)
 class HeartbeatReport:
-    """The result of one exchange.
-
-    Attributes:
-        blocked: seconds in which each rank waited for communication, [N].
-    """
+    """The result of one exchange."""
 
     seconds: float
     steps: int

@@ -229,12 +229,7 @@ class TrainingLoop(ABC):
 
 
 class Framework(ABC):
-    """Trains recipes with one framework.
-
-    Attributes:
-        title: the name of the framework for people.
-        tensor_library: the library whose tensors checkpoints are read as.
-    """
+    """Trains recipes with one framework."""
 
     title: str  # for people
     tensor_library: TensorLibrary  # whose tensors checkpoints are read as

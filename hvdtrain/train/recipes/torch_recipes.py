@@ -126,9 +126,10 @@ def cifar10(
     data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 16, blocks: int = 3
 ) -> Recipe:
     """Return a network for images [n, 3, 32, 32], which are shifted and flipped in training."""
+    data = load_cifar10(data_dir)
     return _classifier(
         resnet(len(CLASSES), width, stages=3, blocks=blocks),
-        load_cifar10(data_dir),
+        data,
         label_smoothing,
         augment=partial(crop_and_flip, size=32, padding=4),
         read=partial(_read_batch_of_one, size=32),

@@ -128,6 +128,7 @@ _COMPILERS_OF_INDUCTOR = ("g++",)
 
 
 def compile_model(model: torch.nn.Module, backend: str) -> Any:
+    """Return the model compiled by torch.compile when it is first called."""
     if backend not in torch.compiler.list_backends(exclude_tags=None):
         known: list[str] = torch.compiler.list_backends()
         near = did_you_mean(backend, known)

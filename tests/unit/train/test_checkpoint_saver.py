@@ -29,7 +29,13 @@ class State:
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """Return what is complete when the test says so."""
-        return lambda: {"model": {"w": self.value}} if self.ready.wait(HANGS_AFTER_SECONDS) else {}
+        value = self.value
+
+        def content() -> dict[str, Any]:
+            assert self.ready.wait(HANGS_AFTER_SECONDS)
+            return {"model": {"w": value}}
+
+        return content
 
 
 def test_it_returns_at_once_and_writes_in_the_background(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files(text: str, words: list[str], tmp_path: Path) -> None:
-    with refused(*words, start=str(tmp_path / "it.yaml")):
+    with refused(*words, start=str(tmp_path / "it.yaml"), most=400):
         resolve({}, written(tmp_path, text))
 
 
@@ -201,7 +201,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_of_recipes(words: list[str], reason: str) -> None:
-    with refused(start=reason):
+    with refused(start=reason, most=len(reason) + 1):
         printed(*words)
 
 

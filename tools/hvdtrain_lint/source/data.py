@@ -71,6 +71,7 @@ def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
 
 
 def has_sampler(script: Script, loader: ast.Call) -> bool:
+    """Return whether a DataLoader has a sampler of its own, or may have one."""
     given = script.keyword(loader, "sampler", 3) or script.keyword(loader, "batch_sampler", 4)
     return given is not None or script.gives(loader, None)
 

@@ -45,6 +45,7 @@ class Script(Guards):
 
 
 def parse_script(path: Path) -> tuple[Script, str]:
+    """Read a script; return it and its text."""
     text = _read(path)
     try:
         module = ast.parse(text, str(path))

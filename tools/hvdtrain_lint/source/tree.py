@@ -343,6 +343,7 @@ class Tree:
 
 
 def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the lists of statements that a node holds."""
     for name in ("body", "orelse", "finalbody"):
         if isinstance(block := getattr(node, name, None), list):
             yield block
