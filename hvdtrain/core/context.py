@@ -131,12 +131,12 @@ def _end_workers_with_this_rank() -> None:
     server, preload = forkserver._forkserver, forkserver.set_forkserver_preload
     preloaded = getattr(server, "_preload_modules", ["__main__"])
 
-    def preload_ours_too(names: Sequence[str], **options: Any) -> None:
-        preload([*names, _FOR_SERVER], **options)
+    def preload_ours_too(modules_names: Sequence[str], **options: Any) -> None:
+        preload([*modules_names, _FOR_SERVER], **options)
 
     if _FOR_SERVER not in preloaded:
         # The program may call it, too.
-        forkserver.set_forkserver_preload = preload_ours_too  # type: ignore[assignment]
+        forkserver.set_forkserver_preload = preload_ours_too
         preload_ours_too(preloaded)
 
 

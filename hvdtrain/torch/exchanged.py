@@ -25,8 +25,8 @@ from hvdtrain.core.membership import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.averaged_gradients import Gradients
 from hvdtrain.torch.buckets import Named, ParameterSettings
-from hvdtrain.torch.gradients import Gradients
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.operations.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.operations.routes import is_communicated

@@ -25,10 +25,10 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.reducer import SavedExchange
 from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.torch.averaged_gradients import Gradients
 from hvdtrain.torch.buckets import ParameterSettings
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.exchanged import Exchanged
-from hvdtrain.torch.gradients import Gradients
 from hvdtrain.torch.kernel_step import KernelSteps
 from hvdtrain.torch.operations.dynamo import disable_compile
 from hvdtrain.torch.operations.parts import check_reduced, name_parameters, parameters_of

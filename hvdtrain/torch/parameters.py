@@ -122,6 +122,7 @@ class GradientHooks:
         self._pending: set[int] = set()
         self._callback_queued = False
         self.nested = False  # whether a backward pass within another one has ended in this step
+        self._followed: list[RemovableHandle] = []  # by which the end of the outer one is found
         # torch.compile would compile hooks that run within a function that calls backward().
         tensor_hook = disable_compile(weakly(self._note_pending))
         self._node_hook = self._make_node_hook()
@@ -156,7 +157,7 @@ class GradientHooks:
         return taken
 
     def remove(self) -> None:
-        for handle in (*self._tensor_handles, *self._node_handles.values()):
+        for handle in (*self._tensor_handles, *self._node_handles.values(), *self._followed):
             handle.remove()
         self._nodes.clear()
 
@@ -211,19 +212,23 @@ class GradientHooks:
 
         A callback is of the pass that runs, which is the outer one again at its next node.
         """
-        outer, handles = outer_node(), list[RemovableHandle]()
-
-        def resume(_: object) -> None:
-            while handles:
-                handles.pop().remove()
-            with self._lock:
-                if not self._callback_queued:
-                    self._queue_callback()
-
+        self._stop_waiting()
+        outer = outer_node()
         followers = () if outer is None else outer.next_functions
-        handles += [node.register_prehook(resume) for node, _ in followers if node is not None]
+        self._followed = [n.register_prehook(self._resume) for n, _ in followers if n is not None]
         self.nested = self.nested or outer is not None
-        return bool(handles)
+        return bool(self._followed)
+
+    def _resume(self, _: object) -> None:
+        self._stop_waiting()
+        with self._lock:
+            if not self._callback_queued:
+                self._queue_callback()
+
+    def _stop_waiting(self) -> None:
+        for handle in self._followed:
+            handle.remove()
+        self._followed = []
 
 
 def outer_node() -> Node | None:
@@ -231,7 +236,8 @@ def outer_node() -> Node | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "apply" and code.co_filename.endswith("torch/autograd/function.py"):
+        of_function = code.co_filename.endswith("torch/autograd/function.py")
+        if of_function and code.co_name == "apply" and "self" in frame.f_locals:  # not forward()
             node: Node = frame.f_locals["self"]
             return node
         frame = frame.f_back

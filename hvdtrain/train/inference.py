@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import best_file, checkpoint_files
+from hvdtrain.train.checkpoints import best_file, checkpoint_files
 from hvdtrain.train.config_file import resolve
 from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.protocol import TrainingState

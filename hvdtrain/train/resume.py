@@ -20,7 +20,7 @@ from hvdtrain.core.gradients.plan import BucketSize
 from hvdtrain.core.membership import Context
 from hvdtrain.errors import UsageError, nearest_name
 from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report
-from hvdtrain.train.checkpoint import (
+from hvdtrain.train.checkpoints import (
     LoadedCheckpoint,
     TensorLibrary,
     checkpoint_files,

@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdtrain.errors import TrainingError
 from hvdtrain.files import replacing
-from hvdtrain.train.checkpoint import Saver, best_file, load_checkpoint
+from hvdtrain.train.checkpoints import Saver, best_file, load_checkpoint
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import (

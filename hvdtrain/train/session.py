@@ -20,7 +20,7 @@ from hvdtrain.core.objects import allgather_object, broadcast_object, call_on_ro
 from hvdtrain.core.recovery import Recovery
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.callbacks import Callbacks
-from hvdtrain.train.checkpoint import (
+from hvdtrain.train.checkpoints import (
     NO_POSITION,
     LoadedCheckpoint,
     TensorLibrary,

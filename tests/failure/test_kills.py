@@ -13,7 +13,7 @@ from ranks import launch
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 from save_kills import LEAST_BYTES
 
-from hvdtrain.train.checkpoint import (
+from hvdtrain.train.checkpoints import (
     BEST,
     CHECKPOINT,
     CheckpointName,

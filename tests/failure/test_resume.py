@@ -16,7 +16,7 @@ from ranks import launch, mpi_python, run_ranks, start, torch_beside
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.errors import STOPPING
-from hvdtrain.train.checkpoint import checkpoint_files, position_of
+from hvdtrain.train.checkpoints import checkpoint_files, position_of
 from hvdtrain.train.records import MARKER
 
 WORKER = TESTS / "train" / "train_worker.py"

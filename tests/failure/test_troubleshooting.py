@@ -16,7 +16,7 @@ from outcomes import outcomes
 from paths import TESTS
 from ranks import launch, mpi_python, run_ranks, start
 
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint, write_checkpoint
+from hvdtrain.train.checkpoints import checkpoint_files, load_checkpoint, write_checkpoint
 
 
 def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Completed:
@@ -53,6 +53,7 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
     ([*RUN, "--output-dir", "logs", "--prefix"], ["cannot be combined with --output-dir"]),
     (["train", "--epoch", 3], ["Did you mean '--epochs'?"]),
     ([*RUN, "--", "train", "--learning-rate", 0.1], ["Did you mean '--lr'? (see 'hvdtrain train"]),
+    (["train", "my.py"], ["recipe my.py cannot be read: No such file or directory"]),
     (["train", "--resume", "."], ["--resume . is a directory: resume it with --resume auto"]),
     (["train", "--resume", "absent.pt"], ["there is no checkpoint"]),
     (["train", "emnist"], ["emnist", "digits"]),
@@ -61,14 +62,21 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
         ["--optimizer lars", "tor"],
     ),
     (["train", "--config", "rate.yaml"], ["rate.yaml:1", "did you mean lr?"]),
+    (["train", "--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+    (["train", "digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
+    (["train", "digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, half,"]),
     (["train", "digits", "--batch-size", "many"], ["--batch-size", "many"]),
+    (["train", "digits", "--epochs", 0], ["--epochs", "0"]),
     (["train", "digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
+    (["train", "digits", "--lr", "-inf"], ["--lr", "inf"]),
     (["train", "digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
     (["train", "digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
     (["train", "digits", "--out", "x" * 300], ["x" * 300, "--out"]),
     (["train", "digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
     (["train", "digits", "digits"], ["digits"]),
+    (["evaluate", "nowhere"], ["nowhere is not the directory of a run"]),
     (["timeline", "it.json"], ["no pieces such as ", "/it.rank-0.json are there: "]),
+    (["report", "nowhere"], ["nowhere: there is no such directory"]),
 ]
 
 

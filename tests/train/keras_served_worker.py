@@ -18,7 +18,7 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data import sampling
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train.checkpoints import checkpoint_files, load_checkpoint
 from hvdtrain.train.keras.fit import sum_over_samples
 from hvdtrain.train.keras.framework import KerasFramework
 from hvdtrain.train.loop.step_plan import padded

@@ -20,7 +20,7 @@ from ranks import launch, start
 from run_files import metrics_of, summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
-from hvdtrain.train.checkpoint import best_file, checkpoint_files, position_of
+from hvdtrain.train.checkpoints import best_file, checkpoint_files, position_of
 
 RECIPES = TRAINING / "point_recipes.py"
 JOB = ["-m", "hvdtrain"]

@@ -12,7 +12,7 @@ from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 from trained_cases import TrainedCases
 
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train.checkpoints import checkpoint_files, load_checkpoint
 from hvdtrain.train.inference import options_of_run
 
 COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}

@@ -8,7 +8,7 @@ from ranks import run_ranks, start
 from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
-from hvdtrain.train.checkpoint import checkpoint_files, position_of
+from hvdtrain.train.checkpoints import checkpoint_files, position_of
 
 
 def check_files(directory: Path, size: int, epochs: int) -> None:

@@ -12,7 +12,7 @@ from run_files import metrics_of, summary_of
 from trained_cases import WORKER, TrainedCases
 
 from hvdtrain.data.sampling import epoch_permutation
-from hvdtrain.train.checkpoint import best_file, checkpoint_files, load_checkpoint, position_of
+from hvdtrain.train.checkpoints import best_file, checkpoint_files, load_checkpoint, position_of
 
 SIZE = 3
 POISON = 37  # of train_recipes.py

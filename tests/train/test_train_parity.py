@@ -13,7 +13,7 @@ import torch
 from ranks import run_ranks, torch_beside
 from trained_cases import WORKER, TrainedCases
 
-from hvdtrain.train.checkpoint import checkpoint_files, load_checkpoint
+from hvdtrain.train.checkpoints import checkpoint_files, load_checkpoint
 from hvdtrain.train.options import TrainOptions
 
 COMMON = {"kind": "plain", "lr_scaling": "none", "device": "cpu", "seed": 3}

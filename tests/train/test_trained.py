@@ -16,7 +16,7 @@ from point_recipes import points, recipe
 from run_files import summary_of
 from safetensors.torch import load_file
 
-from hvdtrain.train.checkpoint import best_file, checkpoint_files
+from hvdtrain.train.checkpoints import best_file, checkpoint_files
 
 RECIPES = TRAINING / "point_recipes.py"
 

@@ -26,7 +26,7 @@ from hvdtrain.data.sampling import epoch_permutation, global_batch, steps_per_ep
 from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import Topology
-from hvdtrain.train.checkpoint import (
+from hvdtrain.train.checkpoints import (
     checkpoint_files,
     load_checkpoint,
     position_of,

@@ -28,7 +28,7 @@ from stopping import after_step, stop_in_step
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.errors import TrainingError, UsageError
-from hvdtrain.train.checkpoint import checkpoint_files
+from hvdtrain.train.checkpoints import checkpoint_files
 from hvdtrain.train.loop import heartbeat
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from hvdtrain.train.checkpoint import Saver
+from hvdtrain.train.checkpoints import Saver
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
 from hvdtrain_bench.cases.models import MODELS, Trainer, first_weights

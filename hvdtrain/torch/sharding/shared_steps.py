@@ -11,9 +11,9 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.averaged_gradients import Gradients
 from hvdtrain.torch.buckets import ParameterBuckets
 from hvdtrain.torch.exchanged import Exchanged
-from hvdtrain.torch.gradients import Gradients
 from hvdtrain.torch.operations.parts import parameters_of
 from hvdtrain.torch.parameters import weakly
 from hvdtrain.torch.sharding.node_update import NodeUpdate

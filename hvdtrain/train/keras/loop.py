@@ -20,7 +20,7 @@ from hvdtrain.data.sampling import Indices, rank_slice
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback
-from hvdtrain.train.checkpoint import TensorLibrary
+from hvdtrain.train.checkpoints import TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.keras.fit import (
     BatchDataset,

@@ -16,7 +16,7 @@ from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.callbacks import Callback
-from hvdtrain.train.checkpoint import Checkpointable, TensorLibrary
+from hvdtrain.train.checkpoints import Checkpointable, TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.torch.operations.parts import is_expanded, require_values
-from hvdtrain.train.checkpoint import TensorLibrary, flatten, holds, unflatten
+from hvdtrain.train.checkpoints import TensorLibrary, flatten, holds, unflatten
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.replica_check import multipliers, number_checksum, words_checksum
 

@@ -297,6 +297,30 @@ def reentrant_checkpoints_of_other_layers_on_each_rank() -> None:
         assert training.difference(ours, alone) < 1e-13
 
 
+class BackwardInForward(torch.autograd.Function):
+    """Computes a loss and the gradients of a layer at once, as losses that save memory do."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        with torch.enable_grad():
+            loss = layer(rows).sum()
+            loss.backward()
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> None:
+        return None
+
+
+def gradients_that_a_forward_pass_computes() -> None:
+    layer = torch.nn.Linear(3, 2)
+    optimizer = training.wrapped_sgd(*layer.parameters())
+    BackwardInForward.apply(torch.full((1, 3), hvd.rank() + 1.0), layer)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[training.mean_of_ranks()] * 3] * 2
+    optimizer.step()
+
+
 def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
     if hvd.size() == 1:
         return

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from hvdtrain.cli.main import main
-from hvdtrain.train import checkpoint
+from hvdtrain.train import checkpoints
 
 # The files that a start writes are smaller, and each checkpoint is larger.
 LEAST_BYTES = 100_000
@@ -23,7 +23,7 @@ def arrange() -> None:
     number, _, folder = place.partition(":")
     moments = count(1)
     if way == "half":
-        module: Any = checkpoint
+        module: Any = checkpoints
         plain = module.write_tensors
 
         def write(file: Any, *content: Any) -> Any:

@@ -18,7 +18,7 @@ from hvdtrain.core.compression import Compressor
 from hvdtrain.core.sharding import exchange
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
-from hvdtrain.torch import gradients
+from hvdtrain.torch import averaged_gradients
 from hvdtrain.torch.operations.routes import streams_of
 
 Case = Callable[[], None]
@@ -276,7 +276,7 @@ def main() -> None:
     stream_record.install()
     stream_engine.install()
     # The host waits where it looks at weights, which orders what comes after.
-    vars(gradients)["is_due"] = lambda steps: False
+    vars(averaged_gradients)["is_due"] = lambda steps: False
     ask_before_it_is_done()
     capture_is_refused()
     staging_is_said_once()

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train import checkpoint
-from hvdtrain.train.checkpoint import (
+from hvdtrain.train import checkpoints
+from hvdtrain.train.checkpoints import (
     TensorLibrary,
     flatten,
     load_checkpoint,
@@ -212,7 +212,7 @@ def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
 
 
 def places(directory: Path) -> list[tuple[int, int]]:
-    return [position_of(path) for path in checkpoint.checkpoint_files(directory)]
+    return [position_of(path) for path in checkpoints.checkpoint_files(directory)]
 
 
 def spoil(path: Path) -> None:
@@ -220,10 +220,10 @@ def spoil(path: Path) -> None:
 
 
 def test_the_best_one_is_a_way_back_too(tmp_path: Path) -> None:
-    best = checkpoint.mark_best(save(tmp_path, 1))
-    checkpoint.checkpoint_files(tmp_path)[0].unlink()
+    best = checkpoints.mark_best(save(tmp_path, 1))
+    checkpoints.checkpoint_files(tmp_path)[0].unlink()
     spoil(save(tmp_path, 2))
-    assert checkpoint.newest_good(tmp_path, "np").path == best
+    assert checkpoints.newest_good(tmp_path, "np").path == best
 
 
 def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert load_checkpoint(checkpoint.mark_best(save(tmp_path, 1)), "np")["epoch"] == 1
+    assert load_checkpoint(checkpoints.mark_best(save(tmp_path, 1)), "np")["epoch"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -239,8 +239,8 @@ def test_damaged_ones_do_not_push_out_the_good_one(tmp_path: Path) -> None:
     """A run that had to go back goes on from there: what is later is of no use."""
     save(tmp_path, 5)
     for epoch in (6, 7):
-        spoil(checkpoint.mark_best(save(tmp_path, epoch)))
-    assert checkpoint.newest_good(tmp_path, "np").content["epoch"] == 5
-    checkpoint.remove_old(save(tmp_path, 5, 100), keep=2)
+        spoil(checkpoints.mark_best(save(tmp_path, epoch)))
+    assert checkpoints.newest_good(tmp_path, "np").content["epoch"] == 5
+    checkpoints.remove_old(save(tmp_path, 5, 100), keep=2)
     assert places(tmp_path) == [(5, 100), (5, 0)]
-    assert checkpoint.best_file(tmp_path) is None
+    assert checkpoints.best_file(tmp_path) is None

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import Saver, TensorLibrary, best_file, checkpoint_files, newest_good
+from hvdtrain.train.checkpoints import (
+    Saver,
+    TensorLibrary,
+    best_file,
+    checkpoint_files,
+    newest_good,
+)
 
 # A limit that only ends a hang.
 HANGS_AFTER_SECONDS = 300

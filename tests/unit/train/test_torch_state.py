@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import load_checkpoint, write_checkpoint
+from hvdtrain.train.checkpoints import load_checkpoint, write_checkpoint
 from hvdtrain.train.torch.state import TorchTrainingState, require_savable
 
 

@@ -12,7 +12,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint import Saver, best_file, load_checkpoint, mark_best, write_checkpoint
+from hvdtrain.train.checkpoints import (
+    Saver,
+    best_file,
+    load_checkpoint,
+    mark_best,
+    write_checkpoint,
+)
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.resume import (

@@ -481,6 +481,7 @@ class Gradients(ClaimedParameters):
     def _forget_step(self) -> None:
         self.buckets.forget()
         self.buckets.forget_changes()
+        self._summands.clear()
         self._pass_ended = False
         self._versions = []
         self._removed.clear()
