@@ -49,7 +49,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("recruiter", "membership", "", "arrays"),
     ],
     "torch": [
-        *("compression", "operations", "allocator", "buckets", "parameters", "gradients"),
+        *("compression", "operations", "allocator", "buckets", "parameters", "averaged_gradients"),
         *("exchanged", "kernel_step", "sharding", "", "elastic"),
     ],
     "tensorflow": [
@@ -70,7 +70,7 @@ _FOLDERS: Mapping[str, list[str]] = {
             "records",
             "callbacks",
         ),
-        *("recipe", "recipes", "checkpoint", "loop", "torch", "keras", ""),
+        *("recipe", "recipes", "checkpoints", "loop", "torch", "keras", ""),
     ],
     "hvdtrain_lint": ["source", "rules", "running", ""],
     "hvdtrain_bench": [
