@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from daemons import Scheduler, require_programs
 
@@ -35,7 +36,7 @@ TmpFS={directory}/tmp.%n
 StateSaveLocation={directory}/state
 SlurmctldPidFile={directory}/slurmctld.pid
 SlurmctldLogFile={directory}/slurmctld.log
-SlurmdSpoolDir={directory}/spool.%n
+SlurmdSpoolDir={spool}/%n
 SlurmdPidFile={directory}/slurmd.%n.pid
 SlurmdLogFile={directory}/slurmd.%n.log
 {nodes}
@@ -62,10 +63,14 @@ class Slurm(Scheduler):
             f"CPUs={self._cpus} Gres=gpu:{self._gpus} Feature=gpu"
             for name, port in zip(_NODES, ports[1:], strict=True)
         )
-        for name in ("state", *(f"{kind}.{node}" for kind in ("tmp", "spool") for node in _NODES)):
-            (self._directory / name).mkdir()
+        # Sockets lie there, whose paths may have 108 letters.
+        spool = self.enter_context(TemporaryDirectory(prefix="slurm-"))
+        for folder in ("state", *(f"tmp.{node}" for node in _NODES)):
+            (self._directory / folder).mkdir()
+        for node in _NODES:
+            Path(spool, node).mkdir()
         configuration = _CONFIGURATION.format(
-            host=host, port=ports[0], nodes=nodes, directory=self._directory
+            host=host, port=ports[0], nodes=nodes, directory=self._directory, spool=spool
         )
         (self._directory / "slurm.conf").write_text(configuration)
         # Slurm counts files that are no devices, too, and says so in its log.
