@@ -90,7 +90,7 @@ class Reducer:
     """Reduces gradients by a plan over the ranks of a channel, one step at a time.
 
     One thread fills `buffers` and calls the methods. If the engine allows it, the channel's thread
-    communicates meanwhile. In each step, call `step.ready` for each gradient that is in its bucket,
+    communicates meanwhile. In each step, call `step.mark_ready` for each gradient in its bucket,
     `launch`, `finish`, and then `forget`. The first call that submits the step decides with what.
     """
 
