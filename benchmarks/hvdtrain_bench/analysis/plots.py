@@ -10,7 +10,14 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from hvdtrain_bench.analysis.judge import ALONE, AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION, WHOLE
+from hvdtrain_bench.analysis.judge import (
+    ALONE,
+    AVERAGE,
+    AVERAGE_AGAIN,
+    HVDTRAIN,
+    NO_COMMUNICATION,
+    WHOLE,
+)
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.scaling.paper import StepPrediction
 from hvdtrain_bench.scaling.predictions import Check
@@ -79,15 +86,16 @@ def plot_steps(results: Sequence[Result], path: Path) -> None:
 def _bars(
     groups: Sequence[tuple[str, Case]], base: str, hidden: Collection[str], path: Path
 ) -> None:
-    """Plot medians as multiples of the base's, one plot of bars for each case, the least first."""
+    """Plot medians as multiples of the base's: an unchanged script first, then the least."""
     rows = max(len(case.values.keys() - hidden) for _, case in groups)
     figure = Figure(figsize=(_INCHES[0], (0.3 * rows + 0.6) * len(groups)), layout="constrained")
     for number, (title, case) in enumerate(groups, start=1):
         axes: Any = figure.add_subplot(len(groups), 1, number)
         times = {name: median(times) for name, times in case.values.items() if name not in hidden}
-        names = sorted(times, key=times.__getitem__)
+        names = sorted(times, key=lambda name: (name != HVDTRAIN, times[name]))
         ratios = [times[name] / times[base] for name in names]
-        bars = axes.barh(names, ratios, color=[_color(name) for name in names])
+        labels = [_UNCHANGED if name == HVDTRAIN else name for name in names]
+        bars = axes.barh(labels, ratios, color=[_color(name) for name in names])
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
         axes.axvline(1.0, color="#c0c4cc", linewidth=0.8, zorder=0)
         axes.invert_yaxis()
@@ -98,6 +106,7 @@ def _bars(
     figure.savefig(path, dpi=120)
 
 
+_UNCHANGED = "hvdtrain, unchanged script"
 # One of ours, and one for each library.
 _COLORS = {"hvdtrain": "#3949ab", "DDP": "#e08a3c", "Horovod": "#c4514a", "replicate": "#8d6e63"}
 

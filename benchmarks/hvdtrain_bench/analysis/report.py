@@ -71,6 +71,16 @@ class ConsoleReport:
                 self._case(case, result.ranks)
         self._figures(figures(result))
 
+    def apart(self, together: Case, apart: Case, ranks: int) -> None:
+        """Print what contenders took apart, and which quartiles have nothing in common."""
+        self._case(apart, ranks)
+        differ = []
+        for row, other in zip(rows(together), rows(apart), strict=True):
+            one, two = row.comparison, other.comparison
+            if one and two and (one.low > two.high or two.low > one.high):
+                differ.append(f"{row.name} ({one.ratio:.2f}, apart {two.ratio:.2f})")
+        self.line(f"{apart.name}: quartiles differ for {', '.join(differ) or 'none'}")
+
     def many(self, results: Sequence[Result]) -> None:
         for table in tables(results):
             self._console.print(table)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from importlib.util import find_spec
 from inspect import signature
 from itertools import product
@@ -62,7 +64,7 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
         suffix = "" if optimizer == OPTIMIZERS[0] else f", {optimizer}"
         name = f"{model.title}, {samples} samples per rank{suffix}"
         bench.say(name)
-        contenders = _contenders(bench.ranks, peers, model, samples, optimizer)
+        contenders = _contenders(bench.ranks, peers, model, samples, optimizer, settings.only)
         seconds = bench.take_turns(contenders, fewest_calls=settings.steps_per_turn)
         del contenders
         gc.collect()  # models, their hooks and their process groups' buffers
@@ -137,7 +139,7 @@ def _with_replicate(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]
 
 
 def _contenders(
-    ranks: Ranks, peers: PeerLibraries, model: BenchModel, samples: int, kind: str
+    ranks: Ranks, peers: PeerLibraries, model: BenchModel, samples: int, kind: str, only: str
 ) -> list[Contender]:
     weights = first_weights(model)
     batches = [model.make_batch(samples, seed=rank) for rank in range(ranks.size)]
@@ -152,35 +154,49 @@ def _contenders(
     def bare(module: nn.Module, fused: bool | None = None) -> tuple[nn.Module, Optimizer]:
         return module, bare_optimizer(module, kind, fused)
 
-    ours = partial(with_hvdtrain, kind=kind)
     torch_library = f"torch {torch.__version__}"
-    alone = trainer(bare)
-    whole = Trainer(model, weights, (inputs, targets), bare, seed=0)
-    found = [
-        judge.on_root(WHOLE, torch_library, whole),
-        judge.on_root(ALONE, torch_library, alone),
-        judge.without_communication(NO_COMMUNICATION, torch_library, alone),
-        judge.together(HVDTRAIN, peers.library, trainer(ours)),
-        judge.together(_AGAIN, peers.library, trainer(ours)),
-        judge.without_communication(FUSED_LIMIT, torch_library, trainer(partial(bare, fused=True))),
-        judge.together(FUSED, peers.library, trainer(partial(ours, fused=True))),
-        judge.together(SHARDED, peers.library, trainer(partial(ours, sharded=True))),
-    ]
+
+    @cache
+    def alone() -> Trainer:
+        return trainer(bare)
+
+    def whole() -> Trainer:
+        return Trainer(model, weights, (inputs, targets), bare, seed=0)
+
+    makers: dict[str, Callable[[], Contender]] = {
+        WHOLE: lambda: judge.on_root(WHOLE, torch_library, whole()),
+        ALONE: lambda: judge.on_root(ALONE, torch_library, alone()),
+        NO_COMMUNICATION: lambda: judge.without_communication(
+            NO_COMMUNICATION, torch_library, alone()
+        ),
+    }
+
+    def together(
+        name: str,
+        library: str,
+        wrap: Callable[..., tuple[nn.Module, Optimizer]],
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        makers[name] = lambda: judge.together(
+            name, library, trainer(partial(wrap, kind=kind)), turn
+        )
+
+    together(HVDTRAIN, peers.library, with_hvdtrain)
+    together(_AGAIN, peers.library, with_hvdtrain)
+    makers[FUSED_LIMIT] = lambda: judge.without_communication(
+        FUSED_LIMIT, torch_library, trainer(partial(bare, fused=True))
+    )
+    together(FUSED, peers.library, partial(with_hvdtrain, fused=True))
+    together(SHARDED, peers.library, partial(with_hvdtrain, sharded=True))
     known = signature(DistributedDataParallel).parameters  # the second one since torch 2.13
     for name, option in {"DDP": "gradient_as_bucket_view", DDP_COPIES: "batched_grad_copy"}.items():
         if option in known:
-            options: dict[str, Any] = {"kind": kind, option: True}
-            wrap: Wrap = partial(_with_ddp, **options)
-            found.append(judge.together(name, peers.gloo_library, trainer(wrap)))
+            options: dict[str, Any] = {option: True}
+            together(name, peers.gloo_library, partial(_with_ddp, **options))
     if peers.deepspeed:
-        wrap = partial(_with_deepspeed, kind=kind)
-        library = f"torch {torch.__version__}, {peers.deepspeed}"
-        found.append(judge.together(DEEPSPEED, library, trainer(wrap)))
+        together(DEEPSPEED, f"torch {torch.__version__}, {peers.deepspeed}", _with_deepspeed)
     if _HAS_REPLICATE:
-        wrap = partial(_with_replicate, kind=kind)
-        found.append(judge.together(REPLICATE, peers.gloo_library, trainer(wrap)))
-    if peers.horovod is not None:
-        horovod = peers.horovod
-        wrap = partial(_with_horovod, horovod, kind=kind)
-        found.append(judge.together("Horovod", horovod.library, trainer(wrap), horovod.turn))
-    return found
+        together(REPLICATE, peers.gloo_library, _with_replicate)
+    if (horovod := peers.horovod) is not None:
+        together("Horovod", horovod.library, partial(_with_horovod, horovod), horovod.turn)
+    return [make() for name, make in makers.items() if only in ("", name)]

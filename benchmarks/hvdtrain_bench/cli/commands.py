@@ -297,9 +297,14 @@ def _collectives(sizes: tuple[int, ...], **common: Any) -> int:
     type=click.Choice(OPTIMIZERS),
     help="Instead of SGD with momentum; more than one may be given.",
 )
-def _steps(models: tuple[str, ...], optimizers: tuple[str, ...], **common: Any) -> int:
+@click.option("--apart", is_flag=True, help="Then each contender again in processes of its own.")
+def _steps(models: tuple[str, ...], optimizers: tuple[str, ...], apart: bool, **common: Any) -> int:
     """Train five models on 2, 4, ... ranks."""
-    return run_suite(Suite.steps, **common, models=models, optimizers=optimizers)
+
+    def run(suite: Suite) -> None:
+        suite.steps(apart)
+
+    return run_suite(run, **common, models=models, optimizers=optimizers)
 
 
 @command.command("tensorflow")

@@ -59,6 +59,7 @@ class MeasurementSettings:
     steps_per_turn: int  # number of training steps; whole periods of an exchange that has some
     idle_seconds: float  # time for which idle ranks are observed
     optimizers: tuple[str, ...] = OPTIMIZERS[:1]
+    only: str = ""  # contender of "steps" to measure, if not all
     # Samples per rank of each case, as a factor of each model's own.
     batches: tuple[int, ...] = (1,)
     loops: tuple[str, ...] = ("digits", "mlp", "resnet")
