@@ -37,7 +37,7 @@ def test_real_ranks_make_these_calls(size: int) -> None:
     assert job.results == [expected] * size
 
 
-@pytest.mark.parametrize("size", [3, *soak(8)])
+@pytest.mark.parametrize("size", [3, *soak(*MANY)])
 def test_real_ranks_recover_with_these_calls(size: int) -> None:
     expected = [list(call) for call in simulate_recovery(CLUSTER, size).calls]
     ulfm = ["--with-ft", "ulfm"]
