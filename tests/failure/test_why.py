@@ -6,12 +6,14 @@ import socket
 from pathlib import Path
 
 import pytest
+from hvdtrain_report.flight import Note, Rank
 from hvdtrain_report.told import read_told
 from hvdtrain_report.why import ADVICE, explain, judge
 from hvdtrain_report.why_command import command
 from ranks import launch
 
 from hvdtrain.errors import UsageError
+from hvdtrain.topology import format_ranks
 
 FOLDER = Path(__file__).parent
 CANCELLED = "slurmstepd: error: *** STEP 1042.0 ON node7 CANCELLED AT 2026-11-30T03:12:45"
@@ -135,6 +137,14 @@ def test_what_launchers_say_is_read(text: str, who: str, cause: str) -> None:
     verdict = judge([], read_told(f"epoch 1\n{text}\n"))
     assert verdict.cause == cause
     assert next(explain(verdict, [])).startswith(f"{who} ")
+
+
+def test_the_fewest_are_named_where_a_message_cuts_lists() -> None:
+    cut = format_ranks(range(0, 64, 2))
+    for others, ranks in (("ranks 1, 3", (1, 3)), ("ranks 65-99 sent 2; ranks 100-190", (0,))):
+        note = Note(1.0, "error", f"MismatchError: {cut} sent 1; {others} sent 3", "", (), 0)
+        rank = Rank(0, "a", 0, 0, "mpi", 0, 1.0, 0, [], [note], "", [])
+        assert judge([rank], None).ranks == ranks
 
 
 RECIPES = FOLDER / "dying_recipe.py"

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
@@ -105,7 +105,7 @@ class FlightRecord:
 
     def history(self, ranks: Sequence[int], number: int, label: str) -> History:
         """Return the writer of a channel's operations."""
-        channels = [*self._channels, [number, label, [[run[0], run[-1]] for run in runs_of(ranks)]]]
+        channels = [*self._channels, [number, label, _spans(ranks)]]
         if not self._put(CHANNELS, NOTES, channels):
             return History(self, _NO_CHANNEL)
         self._channels = channels
@@ -229,6 +229,14 @@ class History:
 
 def _start_of(place: int) -> int:
     return RING + (place - 1) % _ENTRIES * ENTRY_BYTES
+
+
+def _spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Return the first and last of consecutive ranks, or, at equal distances, first, last, step."""
+    steps = {later - earlier for earlier, later in pairwise(ranks)}
+    if len(steps) == 1 and len(ranks) > 2:
+        return [[ranks[0], ranks[-1], *steps]]
+    return [[run[0], run[-1]] for run in runs_of(ranks)]
 
 
 class _Block(NamedTuple):
