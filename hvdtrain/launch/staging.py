@@ -9,11 +9,13 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.request import LaunchRequest
 
 _EXECUTABLE = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # What a rank runs: with nothing of the archive's file system but the archive. Whoever uses the
@@ -63,8 +65,8 @@ def remove_unused() -> None:
     subprocess.run(["sh", "-c", f"{_PREPARE}remove_unused"], check=False)
 
 
-def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
-    """Return the program of a rank, to start from a copy of this environment on its node.
+def staged(request: LaunchRequest, folder: str, pack: bool) -> LaunchRequest:
+    """Return the request with a program that starts from a copy of this environment on its node.
 
     Its first word must be this interpreter. The archive in the folder is made unless it is there.
     """
@@ -85,14 +87,20 @@ def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
         _pack(files, archive, apart)
     elif pack and archive.lstat().st_uid not in (0, os.getuid()):
         raise UsageError(f"--stage-env: {archive} is another user's: name a folder of your own")
-    sent = _broadcast(archive, os.environ) if pack else ""
-    return ("sh", "-c", _START, "hvdtrain", str(archive), sent, *program[1:])
+    sent = _broadcast(archive, os.environ) if pack and _are_on_all(request, os.environ) else ""
+    words = "sh", "-c", _START, "hvdtrain", str(archive), sent
+    return replace(request, program=(*words, *request.program[1:]))
+
+
+def _are_on_all(request: LaunchRequest, environ: Mapping[str, str]) -> bool:
+    """Return whether each of several nodes of a Slurm job gets ranks, which remove what is sent."""
+    nodes, each = environ.get("SLURM_JOB_NUM_NODES", "1"), request.per_node
+    tasks = environ.get("SLURM_NTASKS") if each is None else str(int(nodes) * each)
+    return nodes != "1" and not request.names_hosts and str(request.ranks or tasks) == str(tasks)
 
 
 def _broadcast(archive: Path, environ: Mapping[str, str]) -> str:
     """Have Slurm send an archive to the nodes of its job; return where it is there, or ""."""
-    if environ.get("SLURM_JOB_NUM_NODES", "1") == "1":
-        return ""
     # Jobs of one user may share a node.
     sent = f"/tmp/hvdtrain-{environ.get('SLURM_JOB_ID')}.{os.getpid()}-{archive.name}"
     try:
