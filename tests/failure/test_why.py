@@ -1,8 +1,10 @@
 """`hvdtrain why` names the first failure of jobs that died in planted ways."""
 
+import os
 import re
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ SLURM = {
 # An error that all ranks raise names those that wrote it before the first one ended the job.
 ONE, ANY, JOB = "rank 1", r"(?:rank|ranks) [0-2][-, 0-2]*", "the job"
 KILL = (ONE, "killed", "killed by signal 9 (SIGKILL)")
+SILENT = "ended without a word"
 
 
 def why(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
@@ -45,7 +48,7 @@ def named(lines: list[str], who: str, cause: str, text: str) -> None:
 # By death: who, the cause, what is said, what the record alone says ("": it is not enough), and the
 # causes where words of the scheduler are added to the output.
 DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
-    "killed": (*KILL, "ended without a word", {"out of memory": "out of memory"}),
+    "killed": (*KILL, SILENT, {"out of memory": "out of memory"}),
     "all_wait": (
         *(JOB, "terminated", "", "told to end from outside (SIGTERM)"),
         {"time limit": "time limit", "preempted": "preempted", "cancelled": "cancelled"},
@@ -64,23 +67,44 @@ DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "interrupted": (ONE, "interrupted", "KeyboardInterrupt", "KeyboardInterrupt", {}),
     "recurses": (ONE, "error", "RecursionError", "RecursionError", {}),
     "memory": (ONE, "out of memory", "MemoryError", "MemoryError", {}),
+    "outgrows_its_group": (ONE, "out of memory", SILENT, SILENT, {}),
     "fills_disk": (ONE, "disk full", "File too large", "File too large", {}),
     "imports": (ONE, "import", "No module named", "No module named", {}),
-    "last": (*KILL, "ended without a word", {}),
+    "last": (*KILL, SILENT, {}),
     "before_init": (*KILL, "", {}),
     "in_init": (*KILL, "", {}),
     "import_before_init": (ONE, "import", "No module named", "", {}),
 }
 
 
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """Make a control group whose processes may use 64 MiB."""
+    groups = Path("/sys/fs/cgroup")
+    limit = "memory.limit_in_bytes" if (groups / "memory").is_dir() else "memory.max"
+    folder = groups / ("memory" if "limit" in limit else "") / f"hvdtrain-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text("64M")
+    except OSError as error:
+        pytest.skip(f"no control group for memory here: {error}")
+    yield folder
+    folder.rmdir()
+
+
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_planted_death_is_named(
-    death: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    death: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     who, cause, text, alone, causes = DEATHS[death]
     record = tmp_path / "record"
     record.mkdir()
     env: dict[str, object] = {"HVDTRAIN_FLIGHT_RECORD": record}
+    if death == "outgrows_its_group":
+        env["SMALL_GROUP"] = request.getfixturevalue("small_group")
     if death == "stalls":
         # Longer than ranks are late on a busy machine.
         env |= {"HVDTRAIN_STALL_SECONDS": 5, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 10}
