@@ -86,7 +86,7 @@ def run(
             variables = {**(env or {}), **server.variables, **own}
             codes.append(actor.run.remote(variables, rank, num_workers))
         ends = _watch(ray, codes, server, deadline - time.monotonic())
-    return server.results(format_by_rank(ends) or "their actors returned")
+    return server.results(ends or "their actors returned")
 
 
 @contextmanager
@@ -119,9 +119,7 @@ def _actor(ray: Any, group: Any, rank: int, bundle: Mapping[str, float]) -> Any:
     return options.remote()
 
 
-def _watch(
-    ray: Any, codes: Sequence[Any], server: RankServer, limit_seconds: float
-) -> dict[int, str]:
+def _watch(ray: Any, codes: Sequence[Any], server: RankServer, limit_seconds: float) -> str:
     """Wait until all ranks have ended, or one has failed; return how ranks ended badly."""
     left, ends, until = list(codes), dict[int, str](), math.inf
     while left and not ends and time.monotonic() < until:
@@ -135,7 +133,7 @@ def _watch(
             break
         else:
             server.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
-    return ends
+    return format_by_rank(ends)
 
 
 def _bad_end(ray: Any, code: Any) -> str:

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -89,12 +90,7 @@ def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL
         raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
     if path.parent == source.parent and not _SETUP.is_file():
         return library  # they were installed together: thousands of ranks need not read all sources
-    try:
-        text = b"".join(file.read_bytes() for file in (_HEADER, source, *headers))
-    except OSError as error:
-        raise KernelError(
-            f"{error.filename} cannot be read ({error}): install hvdtrain again"
-        ) from error
-    if compiled != text:
-        raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")
-    return library
+    with suppress(OSError):
+        if compiled == b"".join(file.read_bytes() for file in (_HEADER, source, *headers)):
+            return library
+    raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")

@@ -11,7 +11,6 @@ import tarfile
 import tempfile
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
@@ -65,8 +64,8 @@ def remove_unused() -> None:
     subprocess.run(["sh", "-c", f"{_PREPARE}remove_unused"], check=False)
 
 
-def staged(request: LaunchRequest, folder: str, pack: bool) -> LaunchRequest:
-    """Return the request with a program that starts from a copy of this environment on its node.
+def staged(request: LaunchRequest, folder: str, pack: bool) -> tuple[str, ...]:
+    """Return the program of a rank, to start from a copy of this environment on its node.
 
     Its first word must be this interpreter. The archive in the folder is made unless it is there.
     """
@@ -78,36 +77,31 @@ def staged(request: LaunchRequest, folder: str, pack: bool) -> LaunchRequest:
         files |= {f"base/{path.relative_to(sys.base_prefix)}": path for path in _base_files()}
     state = hashlib.sha256()
     for path in files.values():
-        if path.parent.name == "__pycache__":
-            continue  # comes and goes by itself
-        about = path.lstat()
-        state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+        if path.parent.name != "__pycache__":  # which comes and goes by itself
+            about = path.lstat()
+            state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
     archive = Path(folder).resolve() / f"environment-{state.hexdigest()[:16]}.tar"
     if pack and not os.path.lexists(archive):
         _pack(files, archive, apart)
     elif pack and archive.lstat().st_uid not in (0, os.getuid()):
         raise UsageError(f"--stage-env: {archive} is another user's: name a folder of your own")
-    sent = _broadcast(archive, os.environ) if pack and _are_on_all(request, os.environ) else ""
-    words = "sh", "-c", _START, "hvdtrain", str(archive), sent
-    return replace(request, program=(*words, *request.program[1:]))
+    sent = _broadcast(archive, request, os.environ) if pack else ""
+    return ("sh", "-c", _START, "hvdtrain", str(archive), sent, *request.program[1:])
 
 
-def _are_on_all(request: LaunchRequest, environ: Mapping[str, str]) -> bool:
-    """Return whether each of several nodes of a Slurm job gets ranks, which remove what is sent."""
-    nodes, each = environ.get("SLURM_JOB_NUM_NODES", "1"), request.per_node
-    tasks = environ.get("SLURM_NTASKS") if each is None else str(int(nodes) * each)
-    return nodes != "1" and not request.names_hosts and str(request.ranks or tasks) == str(tasks)
-
-
-def _broadcast(archive: Path, environ: Mapping[str, str]) -> str:
+def _broadcast(archive: Path, request: LaunchRequest, environ: Mapping[str, str]) -> str:
     """Have Slurm send an archive to the nodes of its job; return where it is there, or ""."""
+    nodes, each = int(environ.get("SLURM_JOB_NUM_NODES", 1)), request.per_node
+    ranks = nodes * each if each else int(environ.get("SLURM_NTASKS", 0))
+    # The first rank of a node removes it.
+    if nodes == 1 or request.names_hosts or request.ranks not in (None, ranks):
+        return ""
     # Jobs of one user may share a node.
     sent = f"/tmp/hvdtrain-{environ.get('SLURM_JOB_ID')}.{os.getpid()}-{archive.name}"
-    try:
-        done = subprocess.run(["sbcast", str(archive), sent], check=False)
-    except OSError:
-        return ""
-    return "" if done.returncode else sent
+    with suppress(OSError):
+        if subprocess.run(["sbcast", str(archive), sent], check=False).returncode == 0:
+            return sent
+    return ""
 
 
 def _base_files() -> Iterator[Path]:
@@ -132,22 +126,18 @@ def _files(tree: str, left_out: Container[str] = ()) -> Iterator[Path]:
 
 
 def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
-    part = None
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(prefix=f"{archive.stem}.", dir=archive.parent)
-        with open(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w") as file:
-            for name, path in files.items():
-                with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
-                    file.add(path, name, recursive=False)
-            if apart:  # what comes last counts
-                link = tarfile.TarInfo("env/bin/python")
-                link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"
-                file.addfile(link)
-        os.replace(part, archive)
+        with tempfile.TemporaryDirectory(prefix=f"{archive.stem}.", dir=archive.parent) as part:
+            with tarfile.open(made := Path(part, archive.name), "w") as file:
+                for name, path in files.items():
+                    with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
+                        file.add(path, name, recursive=False)
+                if apart:  # what comes last counts
+                    link = tarfile.TarInfo("env/bin/python")
+                    link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"
+                    file.addfile(link)
+            made.chmod(0o600)
+            made.replace(archive)
     except OSError as error:
         raise UsageError(f"--stage-env: cannot write {archive}: {error.strerror}") from None
-    finally:
-        if part is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(part)

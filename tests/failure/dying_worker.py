@@ -86,7 +86,7 @@ def memory() -> None:
 
 def outgrows_its_group() -> None:
     Path(os.environ["SMALL_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
-    np.ones(1 << 25)  # 256 MiB
+    np.ones(1 << 26)  # 512 MiB
 
 
 def fills_disk() -> None:

@@ -1,10 +1,8 @@
 """`hvdtrain why` names the first failure of jobs that died in planted ways."""
 
-import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,21 +75,6 @@ DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
 }
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """Make a control group whose processes may use 64 MiB."""
-    groups = Path("/sys/fs/cgroup")
-    limit = "memory.limit_in_bytes" if (groups / "memory").is_dir() else "memory.max"
-    folder = groups / ("memory" if "limit" in limit else "") / f"hvdtrain-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / limit).write_text("64M")
-    except OSError as error:
-        pytest.skip(f"no control group for memory here: {error}")
-    yield folder
-    folder.rmdir()
-
-
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_planted_death_is_named(
     death: str,
@@ -103,7 +86,7 @@ def test_a_planted_death_is_named(
     record = tmp_path / "record"
     record.mkdir()
     env: dict[str, object] = {"HVDTRAIN_FLIGHT_RECORD": record}
-    if death == "outgrows_its_group":
+    if death == "outgrows_its_group":  # such kills are counted for the whole machine
         env["SMALL_GROUP"] = request.getfixturevalue("small_group")
     if death == "stalls":
         # Longer than ranks are late on a busy machine.

@@ -90,19 +90,28 @@ def test_two_nodes(mpi: str) -> None:
 
 
 def test_what_nodes_say(tmp_path: Path) -> None:
-    gpu = tmp_path / "sys/bus/pci/drivers/nvidia/0000:01:00.0"
-    for folder in (gpu, tmp_path / "proc"):
-        folder.mkdir(parents=True)
-    (gpu / "local_cpulist").write_text("4000-4007")
+    for bus, cores in (("41", "0-3"), ("01", "4000-4007")):
+        gpu = tmp_path / f"sys/bus/pci/drivers/nvidia/0000:{bus}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "local_cpulist").write_text(cores)
+    (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("model name : other")
     (tmp_path / "proc/meminfo").write_text("MemTotal: 1024 kB\nMemAvailable: 1024 kB\n")
-    report = check_where_node1(tmp_path, CLOCK + LIMIT + OTHER_MACHINE, "--per-node", 2)
+    other = tmp_path / "other" / "torch-0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
+    planted = CLOCK + LIMIT + OTHER_MACHINE + OTHER_PACKAGE
+    report = check_where_node1(tmp_path, planted, "--per-node", 2)
     ranks = report["nodes"]["ranks"]
     assert [facts["host"] for facts in ranks.values()] == ["node0"] * 2 + ["node1"] * 2
     assert {facts["size"] for facts in ranks.values()} == {4}
     ahead = sorted((peer, round(seconds, -2)) for peer, _, seconds in ranks["0"]["messages"])
     assert ahead == [(1, 0), (2, 5000), (3, 5000)]
-    assert report["problems"] == []
+    (problem,) = report["problems"]
+    assert problem.startswith("torch: 2.")
+    assert problem.endswith(
+        " on node0, 0.1 on node1: use one environment on all nodes, as with run --stage-env"
+    )
     remarks = "\n".join(report["nodes"]["remarks"])
     assert "clocks: node1 +5000." in remarks
     assert "node1: ulimit -n is 256: ranks and data loaders need" in remarks
@@ -115,17 +124,6 @@ def test_a_node_that_others_do_not_reach(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     (problem,) = check_where_node1(tmp_path, DEAF)["problems"]
     assert problem.startswith("node0: the next node is not reached on lo (Connection refused): ")
-
-
-def test_nodes_of_other_versions(tmp_path: Path) -> None:
-    other = tmp_path / "other" / "torch-0.1.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
-    (problem,) = check_where_node1(tmp_path, OTHER_PACKAGE)["problems"]
-    assert problem.startswith("torch: 2.")
-    assert problem.endswith(
-        " on node0, 0.1 on node1: use one environment on all nodes, as with run --stage-env"
-    )
 
 
 def test_a_node_that_does_not_answer(tmp_path: Path) -> None:

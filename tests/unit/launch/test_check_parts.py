@@ -146,8 +146,6 @@ LIMITS = {"files": 4096, "locked": -1}
         ({}, {"net/hsn0": "up", "net/eth0": "up"}, {}, "interfaces eth0, hsn0: libraries may"),
         ({"NCCL_SOCKET_IFNAME": "hsn0"}, {"net/hsn0": "up", "net/eth0": "up"}, {}, ""),
         ({}, {"infiniband/mlx5_0": ""}, {"locked": 65536}, "ulimit -l is 64 KiB"),
-        ({}, {}, {"locked": 65536, "files": 256}, "ulimit -n is 256"),
-        ({"OMP_NUM_THREADS": "4", "SLURM_NTASKS_PER_NODE": "4"}, {}, {}, "8 cores: set it to 2"),
         ({"OMP_NUM_THREADS": "2", "SLURM_NTASKS_PER_NODE": "4"}, {}, {}, ""),
     ],
 )
