@@ -91,6 +91,6 @@ def test_text_about_many_hosts_is_short() -> None:
 
 
 def test_lines_of_ranks_among_others() -> None:
-    one, two = ({"rank": 1, "host": "a"}, {"rank": 1, "size": 2})
-    text = f'hello\n{json.dumps(one)}\r\n{{"rank"...\n{json.dumps(two)}\n'
-    assert read_ranks(text + json.dumps({"rank": 0, "size": 2})) == {1: one | two}
+    one, two, other = ({"rank": 1, "host": "a"}, {"rank": 1, "size": 2}, {"rank": 0, "size": 2})
+    text = f'hello\n{json.dumps(one)}\r\n{{"rank"...\n{json.dumps(two)}{json.dumps(other)}'
+    assert read_ranks(text) == {1: one | two}
