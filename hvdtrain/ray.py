@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.calls.call import RankServer, run_rank, served_call
 from hvdtrain.launch.calls.called_rank import OWN_GPUS
+from hvdtrain.topology import format_by_rank
 
 __all__ = ["run"]
 
@@ -85,7 +86,7 @@ def run(
             variables = {**(env or {}), **server.variables, **own}
             codes.append(actor.run.remote(variables, rank, num_workers))
         ends = _watch(ray, codes, server, deadline - time.monotonic())
-    return server.results(", ".join(ends) or "their actors returned")
+    return server.results(ends or "their actors returned")
 
 
 @contextmanager
@@ -118,13 +119,13 @@ def _actor(ray: Any, group: Any, rank: int, bundle: Mapping[str, float]) -> Any:
     return options.remote()
 
 
-def _watch(ray: Any, codes: Sequence[Any], server: RankServer, limit_seconds: float) -> list[str]:
+def _watch(ray: Any, codes: Sequence[Any], server: RankServer, limit_seconds: float) -> str:
     """Wait until all ranks have ended, or one has failed; return how ranks ended badly."""
-    left, ends, until = list(codes), list[str](), math.inf
+    left, ends, until = list(codes), dict[int, str](), math.inf
     while left and not ends and time.monotonic() < until:
         ended, left = ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
         pairs = ((codes.index(code), _bad_end(ray, code)) for code in ended)
-        ends += [f"rank {rank}: {end}" for rank, end in pairs if end]
+        ends |= {rank: end for rank, end in pairs if end}
         if server.lost:
             # Ray tells how a rank has ended later than its connection closes.
             until = min(until, time.monotonic() + _END_SECONDS)
@@ -132,7 +133,7 @@ def _watch(ray: Any, codes: Sequence[Any], server: RankServer, limit_seconds: fl
             break
         else:
             server.require_start(limit_seconds, "what do the logs of Ray's nodes say?")
-    return ends
+    return format_by_rank(ends)
 
 
 def _bad_end(ray: Any, code: Any) -> str:

@@ -19,6 +19,7 @@ from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.calls.call import RankServer, run_rank, served_call
 from hvdtrain.launch.calls.call import run as run_here
 from hvdtrain.launch.calls.called_rank import EXIT_NO_CALLER, OWN_GPUS
+from hvdtrain.topology import format_by_rank
 
 __all__ = ["Distributor", "run"]
 
@@ -121,8 +122,8 @@ class _Stage:
         try:
             partitions = self._context.parallelize(range(np), np).barrier()
             codes = dict(partitions.mapPartitions(self._task).collect())
-            failed = [f"rank {rank}: {code}" for rank, code in sorted(codes.items()) if code]
-            self.end = f"exit codes of ranks: {', '.join(failed) or 'all 0'}"
+            failed = {rank: str(code) for rank, code in sorted(codes.items()) if code}
+            self.end = f"exit codes of ranks: {format_by_rank(failed) or 'all 0'}"
         except Exception as error:
             self.end = _cause(error)
 

@@ -116,10 +116,10 @@ def format_ranks(ranks: Iterable[int], most: int = _MOST) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(names)}" if runs else "no rank"
 
 
-def format_by_rank(values: Sequence[str]) -> str:
+def format_by_rank(values: Sequence[str] | Mapping[int, str]) -> str:
     """Return which ranks have which value, e.g. "ranks 0, 1: cuda:0; rank 2: cpu"."""
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         ranks.setdefault(value, []).append(rank)
     texts = [f"{format_ranks(those)}: {value}" for value, those in ranks.items()]
     return shortened(texts, "; ", " values")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from collections import defaultdict
@@ -68,13 +69,12 @@ def check_job(request: LaunchRequest, seconds: float) -> Section:
 
 
 def read_ranks(text: str) -> dict[int, dict[str, Any]]:
-    """Return what ranks have printed, in lines of JSON, among others of the launcher."""
+    """Return what ranks have printed as JSON, among lines of the launcher, which may join them."""
     ranks: dict[int, dict[str, Any]] = defaultdict(dict)
-    for line in text.splitlines():
+    for found in re.finditer('{"rank"', text):
         with suppress(ValueError):
-            if line.startswith('{"rank"'):
-                said = json.loads(line)
-                ranks[said["rank"]] |= said
+            said, _ = json.JSONDecoder().raw_decode(text, found.start())
+            ranks[said["rank"]] |= said
     return {rank: ranks[rank] for rank in sorted(ranks) if "host" in ranks[rank]}
 
 

@@ -122,7 +122,7 @@ def command(
     if stage_folder is not None:
         if elastic:
             raise UsageError("--stage-env cannot be combined with --elastic: leave one out")
-        request = replace(request, program=staged(program, stage_folder, not dry_run))
+        request = replace(request, program=staged(request, stage_folder, not dry_run))
         if not dry_run:
             click.get_current_context().call_on_close(remove_unused)
     library = loaded_library()

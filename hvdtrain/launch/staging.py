@@ -9,11 +9,12 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.request import LaunchRequest
 
 _EXECUTABLE = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # What a rank runs: with nothing of the archive's file system but the archive. Whoever uses the
@@ -63,7 +64,7 @@ def remove_unused() -> None:
     subprocess.run(["sh", "-c", f"{_PREPARE}remove_unused"], check=False)
 
 
-def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
+def staged(request: LaunchRequest, folder: str, pack: bool) -> tuple[str, ...]:
     """Return the program of a rank, to start from a copy of this environment on its node.
 
     Its first word must be this interpreter. The archive in the folder is made unless it is there.
@@ -76,30 +77,31 @@ def staged(program: Sequence[str], folder: str, pack: bool) -> tuple[str, ...]:
         files |= {f"base/{path.relative_to(sys.base_prefix)}": path for path in _base_files()}
     state = hashlib.sha256()
     for path in files.values():
-        if path.parent.name == "__pycache__":
-            continue  # comes and goes by itself
-        about = path.lstat()
-        state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+        if path.parent.name != "__pycache__":  # which comes and goes by itself
+            about = path.lstat()
+            state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
     archive = Path(folder).resolve() / f"environment-{state.hexdigest()[:16]}.tar"
     if pack and not os.path.lexists(archive):
         _pack(files, archive, apart)
     elif pack and archive.lstat().st_uid not in (0, os.getuid()):
         raise UsageError(f"--stage-env: {archive} is another user's: name a folder of your own")
-    sent = _broadcast(archive, os.environ) if pack else ""
-    return ("sh", "-c", _START, "hvdtrain", str(archive), sent, *program[1:])
+    sent = _broadcast(archive, request, os.environ) if pack else ""
+    return ("sh", "-c", _START, "hvdtrain", str(archive), sent, *request.program[1:])
 
 
-def _broadcast(archive: Path, environ: Mapping[str, str]) -> str:
+def _broadcast(archive: Path, request: LaunchRequest, environ: Mapping[str, str]) -> str:
     """Have Slurm send an archive to the nodes of its job; return where it is there, or ""."""
-    if environ.get("SLURM_JOB_NUM_NODES", "1") == "1":
+    nodes, each = int(environ.get("SLURM_JOB_NUM_NODES", 1)), request.per_node
+    ranks = nodes * each if each else int(environ.get("SLURM_NTASKS", 0))
+    # The first rank of a node removes it.
+    if nodes == 1 or request.names_hosts or request.ranks not in (None, ranks):
         return ""
     # Jobs of one user may share a node.
     sent = f"/tmp/hvdtrain-{environ.get('SLURM_JOB_ID')}.{os.getpid()}-{archive.name}"
-    try:
-        done = subprocess.run(["sbcast", str(archive), sent], check=False)
-    except OSError:
-        return ""
-    return "" if done.returncode else sent
+    with suppress(OSError):
+        if subprocess.run(["sbcast", str(archive), sent], check=False).returncode == 0:
+            return sent
+    return ""
 
 
 def _base_files() -> Iterator[Path]:
@@ -124,22 +126,18 @@ def _files(tree: str, left_out: Container[str] = ()) -> Iterator[Path]:
 
 
 def _pack(files: Mapping[str, Path], archive: Path, apart: bool) -> None:
-    part = None
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(prefix=f"{archive.stem}.", dir=archive.parent)
-        with open(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w") as file:
-            for name, path in files.items():
-                with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
-                    file.add(path, name, recursive=False)
-            if apart:  # what comes last counts
-                link = tarfile.TarInfo("env/bin/python")
-                link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"
-                file.addfile(link)
-        os.replace(part, archive)
+        with tempfile.TemporaryDirectory(prefix=f"{archive.stem}.", dir=archive.parent) as part:
+            with tarfile.open(made := Path(part, archive.name), "w") as file:
+                for name, path in files.items():
+                    with suppress(FileNotFoundError):  # a .pyc that was written anew meanwhile
+                        file.add(path, name, recursive=False)
+                if apart:  # what comes last counts
+                    link = tarfile.TarInfo("env/bin/python")
+                    link.type, link.linkname = tarfile.SYMTYPE, f"../../base/bin/{_EXECUTABLE}"
+                    file.addfile(link)
+            made.chmod(0o600)
+            made.replace(archive)
     except OSError as error:
         raise UsageError(f"--stage-env: cannot write {archive}: {error.strerror}") from None
-    finally:
-        if part is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(part)

@@ -1,7 +1,6 @@
 """Simulated ranks make the calls of real ones, and keep to the protocol."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,10 @@ from hvdtrain_bench.scaling.simulation import (
     simulate_operation,
     simulate_recovery,
 )
+from model_rank import believes_one_rank
 from ranks import launch, run_ranks
 
-from hvdtrain.core.agreement import lifecycle, queue
+from hvdtrain.core.agreement import queue
 from hvdtrain.engines.communicator import pause_seconds
 
 WORKER = Path(__file__).parent / "counted_worker.py"
@@ -37,7 +37,7 @@ def test_real_ranks_make_these_calls(size: int) -> None:
     assert job.results == [expected] * size
 
 
-@pytest.mark.parametrize("size", [3, *soak(8)])
+@pytest.mark.parametrize("size", [3, *soak(*MANY)])
 def test_real_ranks_recover_with_these_calls(size: int) -> None:
     expected = [list(call) for call in simulate_recovery(CLUSTER, size).calls]
     ulfm = ["--with-ft", "ulfm"]
@@ -82,14 +82,6 @@ def test_many_ranks(size: int) -> None:
     # What a rank receives grows with the number of ranks, and no faster.
     assert stall.nbytes == 512 * size
     assert max(one.nbytes for one in found.values()) < 1100 * size
-
-
-def believes_one_rank(
-    state: lifecycle.ChannelState, event: lifecycle.Event
-) -> tuple[lifecycle.ChannelState, tuple[lifecycle.Action, ...]]:
-    if isinstance(event, lifecycle.ReportsExchanged):
-        event = replace(event, reports=(event.reports[0],) * state.size)
-    return lifecycle.transition(state, event)
 
 
 def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

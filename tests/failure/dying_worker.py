@@ -84,6 +84,11 @@ def memory() -> None:
     bytearray(1 << 30)
 
 
+def outgrows_its_group() -> None:
+    Path(os.environ["SMALL_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
+    np.ones(1 << 26)  # 512 MiB
+
+
 def fills_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, -1))
     Path("checkpoint").write_bytes(bytes(1 << 20))

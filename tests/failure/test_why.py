@@ -6,12 +6,14 @@ import socket
 from pathlib import Path
 
 import pytest
+from hvdtrain_report.flight import Note, Rank
 from hvdtrain_report.told import read_told
 from hvdtrain_report.why import ADVICE, explain, judge
 from hvdtrain_report.why_command import command
 from ranks import launch
 
 from hvdtrain.errors import UsageError
+from hvdtrain.topology import format_ranks
 
 FOLDER = Path(__file__).parent
 CANCELLED = "slurmstepd: error: *** STEP 1042.0 ON node7 CANCELLED AT 2026-11-30T03:12:45"
@@ -25,6 +27,7 @@ SLURM = {
 # An error that all ranks raise names those that wrote it before the first one ended the job.
 ONE, ANY, JOB = "rank 1", r"(?:rank|ranks) [0-2][-, 0-2]*", "the job"
 KILL = (ONE, "killed", "killed by signal 9 (SIGKILL)")
+SILENT = "ended without a word"
 
 
 def why(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
@@ -43,7 +46,7 @@ def named(lines: list[str], who: str, cause: str, text: str) -> None:
 # By death: who, the cause, what is said, what the record alone says ("": it is not enough), and the
 # causes where words of the scheduler are added to the output.
 DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
-    "killed": (*KILL, "ended without a word", {"out of memory": "out of memory"}),
+    "killed": (*KILL, SILENT, {"out of memory": "out of memory"}),
     "all_wait": (
         *(JOB, "terminated", "", "told to end from outside (SIGTERM)"),
         {"time limit": "time limit", "preempted": "preempted", "cancelled": "cancelled"},
@@ -62,9 +65,10 @@ DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "interrupted": (ONE, "interrupted", "KeyboardInterrupt", "KeyboardInterrupt", {}),
     "recurses": (ONE, "error", "RecursionError", "RecursionError", {}),
     "memory": (ONE, "out of memory", "MemoryError", "MemoryError", {}),
+    "outgrows_its_group": (ONE, "out of memory", SILENT, SILENT, {}),
     "fills_disk": (ONE, "disk full", "File too large", "File too large", {}),
     "imports": (ONE, "import", "No module named", "No module named", {}),
-    "last": (*KILL, "ended without a word", {}),
+    "last": (*KILL, SILENT, {}),
     "before_init": (*KILL, "", {}),
     "in_init": (*KILL, "", {}),
     "import_before_init": (ONE, "import", "No module named", "", {}),
@@ -73,12 +77,17 @@ DEATHS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_planted_death_is_named(
-    death: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    death: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     who, cause, text, alone, causes = DEATHS[death]
     record = tmp_path / "record"
     record.mkdir()
     env: dict[str, object] = {"HVDTRAIN_FLIGHT_RECORD": record}
+    if death == "outgrows_its_group":  # such kills are counted for the whole machine
+        env["SMALL_GROUP"] = request.getfixturevalue("small_group")
     if death == "stalls":
         # Longer than ranks are late on a busy machine.
         env |= {"HVDTRAIN_STALL_SECONDS": 5, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 10}
@@ -135,6 +144,14 @@ def test_what_launchers_say_is_read(text: str, who: str, cause: str) -> None:
     verdict = judge([], read_told(f"epoch 1\n{text}\n"))
     assert verdict.cause == cause
     assert next(explain(verdict, [])).startswith(f"{who} ")
+
+
+def test_the_fewest_are_named_where_a_message_cuts_lists() -> None:
+    cut = format_ranks(range(0, 64, 2))
+    for others, ranks in (("ranks 1, 3", (1, 3)), ("ranks 65-99 sent 2; ranks 100-190", (0,))):
+        note = Note(1.0, "error", f"MismatchError: {cut} sent 1; {others} sent 3", "", (), 0)
+        rank = Rank(0, "a", 0, 0, "mpi", 0, 1.0, 0, [], [note], "", [])
+        assert judge([rank], None).ranks == ranks
 
 
 RECIPES = FOLDER / "dying_recipe.py"

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hosts import require_hosts
 from job import Completed
 from ranks import mpi_python, start
 
@@ -120,6 +121,18 @@ def test_a_framework_that_does_not_load_and_a_setting_that_makes_no_sense(tmp_pa
     assert setting.startswith("HVDTRAIN_ENGINE=smoke: set one of auto, local, mpi")
     assert framework.startswith("torch does not load (it died of SIGSEGV")
     assert "not tried, because of what is wrong with settings" in done.stdout
+
+
+@pytest.mark.mpich
+def test_ranks_in_containers_of_their_own(tmp_path: Path) -> None:
+    require_hosts()
+    python, wrapper = mpi_python("mpich"), tmp_path / "python"
+    alone = '[ "$3" = two_ranks ] && alone="unshare --user --map-root-user"'
+    wrapper.write_text(f'#!/bin/sh\n{alone}\nexec $alone {python} "$@"\n')
+    wrapper.chmod(0o755)
+    code = f"import sys; sys.executable = '{wrapper}'; from hvdtrain.cli.main import main; "
+    *_, problem = problems(start([python, "-c", f"{code}main(['check'])"]).end())
+    assert problem.startswith("two ranks of one host cannot read each other's memory: give the ")
 
 
 def test_ranks_that_do_not_start() -> None:

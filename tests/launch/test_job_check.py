@@ -16,8 +16,14 @@ from ranks import mpi_python, start
 
 HERE = socket.gethostname()
 HOSTS = ("-H", "node0,node1")
-CLOCK = "import time; now = time.time; time.time = lambda: now() + 5000"
-LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+CLOCK = "import time; now = time.time; time.time = lambda: now() + 5000\n"
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+# Another processor, little memory, and a GPU far from the cores, seen by this host alone.
+OTHER_MACHINE = """
+import subprocess
+for name in ("proc/cpuinfo", "proc/meminfo", "sys/bus/pci/drivers"):
+    subprocess.run(["mount", "--bind", {folder!r} + "/" + name, "/" + name], check=True)
+"""
 OTHER_PACKAGE = "import sys; sys.path.insert(0, {folder!r} + '/other')"
 STUCK = "import time; time.sleep(1000)"
 BEFORE_MPI = "import sys, time\nif 'links' in sys.orig_argv: time.sleep(1000)"
@@ -84,33 +90,40 @@ def test_two_nodes(mpi: str) -> None:
 
 
 def test_what_nodes_say(tmp_path: Path) -> None:
-    report = check_where_node1(tmp_path, CLOCK + "\n" + LIMIT, "--per-node", 2)
+    for bus, cores in (("41", "0-3"), ("01", "4000-4007")):
+        gpu = tmp_path / f"sys/bus/pci/drivers/nvidia/0000:{bus}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "local_cpulist").write_text(cores)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("model name : other")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1024 kB\nMemAvailable: 1024 kB\n")
+    other = tmp_path / "other" / "torch-0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
+    planted = CLOCK + LIMIT + OTHER_MACHINE + OTHER_PACKAGE
+    report = check_where_node1(tmp_path, planted, "--per-node", 2)
     ranks = report["nodes"]["ranks"]
     assert [facts["host"] for facts in ranks.values()] == ["node0"] * 2 + ["node1"] * 2
     assert {facts["size"] for facts in ranks.values()} == {4}
     ahead = sorted((peer, round(seconds, -2)) for peer, _, seconds in ranks["0"]["messages"])
     assert ahead == [(1, 0), (2, 5000), (3, 5000)]
-    assert report["problems"] == []
+    (problem,) = report["problems"]
+    assert problem.startswith("torch: 2.")
+    assert problem.endswith(
+        " on node0, 0.1 on node1: use one environment on all nodes, as with run --stage-env"
+    )
     remarks = "\n".join(report["nodes"]["remarks"])
     assert "clocks: node1 +5000." in remarks
     assert "node1: ulimit -n is 256: ranks and data loaders need" in remarks
+    assert " on node0, other on node1: the slowest decides" in remarks
+    assert " on node0, 16 GiB on node1: the slowest decides" in remarks
+    assert "node1: local rank 0 is bound to none of the cores near its GPU, 4000-4007:" in remarks
 
 
 def test_a_node_that_others_do_not_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     (problem,) = check_where_node1(tmp_path, DEAF)["problems"]
     assert problem.startswith("node0: the next node is not reached on lo (Connection refused): ")
-
-
-def test_nodes_of_other_versions(tmp_path: Path) -> None:
-    other = tmp_path / "other" / "torch-0.1.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
-    (problem,) = check_where_node1(tmp_path, OTHER_PACKAGE)["problems"]
-    assert problem.startswith("torch: 2.")
-    assert problem.endswith(
-        " on node0, 0.1 on node1: use one environment on all nodes, as with run --stage-env"
-    )
 
 
 def test_a_node_that_does_not_answer(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def test_ranks_start_from_a_copy(environment: Path, node: Path) -> None:
 @pytest.mark.slurm
 def test_slurm_sends_the_archive_to_its_nodes(environment: Path, node: Path) -> None:
     require_slurm()
-    words = f"run --launcher mpirun --stage-env {environment}/archives {environment}/rank.py 0"
+    run = f"{environment}/env/bin/python -m hvdtrain run --launcher mpirun"
+    words = f"--stage-env {environment}/archives {environment}/rank.py 0"
     # Both nodes of this machine have one /tmp.
     command = f'echo "$@" >> {node}/asked\nexec /usr/bin/sbcast --force "$@"'
     (node / "sbcast").write_text(f"#!/bin/sh\n{command}\n")
@@ -110,8 +111,9 @@ def test_slurm_sends_the_archive_to_its_nodes(environment: Path, node: Path) -> 
     script.write_text(
         "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --output=staged.out\n"
         f"export TMPDIR={node} PATH={node}:$PATH\n"
-        f"{environment}/env/bin/python -m hvdtrain {words}\n"
-        'echo "## $?"\n'
+        f"{run} {words}\n"
+        # Nothing would remove it on a node without ranks.
+        f'{run} -np 1 {words}\necho "## $?"\n'
     )
     (node / "slurm").mkdir()
     with Slurm(node / "slurm") as slurm:
@@ -120,7 +122,8 @@ def test_slurm_sends_the_archive_to_its_nodes(environment: Path, node: Path) -> 
         slurm.wait(lambda: not copies(node), 60)
     said = (node / "staged.out").read_text()
     assert said.count(f"sum 3 {node}/hvdtrain-copies-") == 2, said
-    *_, archive, sent = (node / "asked").read_text().split()
+    assert said.count("sum 1 ") == 1, said
+    ((archive, sent),) = map(str.split, (node / "asked").read_text().splitlines())
     assert re.fullmatch(rf"/tmp/hvdtrain-\d+\.\d+-{Path(archive).name}", sent)
     assert not Path(sent).exists()
 

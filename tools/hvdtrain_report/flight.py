@@ -178,7 +178,7 @@ def _objects(data: bytes) -> list[Any]:
 
 
 def _unspanned(spans: Sequence[Sequence[int]]) -> list[int]:
-    return [rank for first, last in spans for rank in range(first, last + 1)]
+    return [rank for first, last, *step in spans for rank in range(first, last + 1, *step)]
 
 
 def _are_times(*found: float) -> bool:

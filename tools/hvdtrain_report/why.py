@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hvdtrain.topology import format_ranks
+from hvdtrain.topology import format_ranks, shortened
 from hvdtrain_report.flight import Note, Rank
 from hvdtrain_report.told import Told
 
@@ -194,14 +194,19 @@ def _plain(error: str) -> str:
     return re.sub(r"\[rank \d+/\d+\]", "", error)
 
 
+# By ranks as in "ranks 0, 2-8, and 9 more up to 31".
+_SENT = re.compile(r"ranks? ([\d, -]+?)(?:, and (\d+) more up to \d+)? sent ")
+
+
 def _minority(text: str) -> list[int]:
-    """Return the ranks that sent what the fewest have sent; empty if there are several."""
+    """Return the ranks that sent what the fewest have sent; empty if it is not clear."""
     groups = []
-    for found in re.findall(r"ranks? ([\d, -]+) sent ", text):
-        spans = [[int(rank) for rank in span.split("-")] for span in found.split(", ")]
-        groups.append([rank for span in spans for rank in range(span[0], span[-1] + 1)])
-    groups.sort(key=len)
-    return groups[0] if len(groups) > 1 and len(groups[0]) < len(groups[1]) else []
+    for listed, more in _SENT.findall(text):
+        spans = [[int(rank) for rank in span.split("-")] for span in listed.split(", ")]
+        ranks = [rank for span in spans for rank in range(span[0], span[-1] + 1)]
+        groups.append((len(ranks) + int(more or 0), [] if more else ranks))
+    groups.sort()
+    return groups[0][1] if len(groups) > 1 and groups[0][0] < groups[1][0] else []
 
 
 def _stall(
@@ -266,7 +271,8 @@ def _places(ranks: Sequence[Rank]) -> str:
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault(_place(rank), []).append(rank.rank)
-    return "; ".join(f"{format_ranks(those)} {place}" for place, those in groups.items())
+    texts = [f"{format_ranks(those)} {place}" for place, those in groups.items()]
+    return shortened(texts, "; ", " places")
 
 
 def _place(rank: Rank) -> str:

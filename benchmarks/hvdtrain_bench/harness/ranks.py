@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from hvdtrain.engines.communicator import poll_until
+from hvdtrain.topology import format_by_rank
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class Ranks:
         of_ranks: list[Any] = self.all_of((mine, os.cpu_count()))
         if all(len(cores) == count for cores, count in of_ranks):
             return f"all {of_ranks[0][1]}, not bound"
-        return "; ".join(_span(cores) for cores, _ in of_ranks)
+        return format_by_rank([_span(cores) for cores, _ in of_ranks])
 
 
 def _span(cores: list[int]) -> str:

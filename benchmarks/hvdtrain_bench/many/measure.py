@@ -22,7 +22,8 @@ from hvdtrain_bench.many.rank import GOES_ON, KILLED, LATE, REPORTED, STALLS
 
 MANY = "ranks"
 ENDS = (STALLS, KILLED, GOES_ON)
-_CPU = ("ranks", "CPU time: MPI_Init", "rest of init()", "all-reduce", "process set", "recovery")
+_STAGES = ("MPI_Init", "init", "first all-reduce", "all-reduce", "process set")
+_CPU = ("ranks", "CPU time: MPI_Init", "rest of init()", *_STAGES[2:], "recovery", "shutdown")
 _HELD = ("ranks", "descriptors", "memory", "its share", "node memory", "messages sent", "to peers")
 _WAITS = ("ranks", "stall reported after", "job ended after a kill", "recovered after")
 
@@ -119,9 +120,9 @@ def tables(results: Sequence[Result]) -> list[Table]:
         size = f"{result.ranks}" + (f" on {result.nodes} nodes" if result.nodes > 1 else "")
         first = next(iter(result.extra.values()))
         stalls, killed, goes_on = (result.extra.get(end, {}) for end in ENDS)
-        recovery = goes_on.get("recovery", {})
-        stages = [first[name]["cpu"] for name in ("MPI_Init", "init", "all-reduce", "process set")]
-        cpu.add_row(size, *map(time_text, (*stages, recovery.get("cpu"))))
+        recovery, shutdown = goes_on.get("recovery", {}), first.get("shutdown", {})
+        stages = [*(first[name] for name in _STAGES), recovery, shutdown]
+        cpu.add_row(size, *(time_text(stage.get("cpu")) for stage in stages))
         sizes = [f"{first[name] / 1e6:.0f} MB" for name in ("memory", "share", "node memory")]
         sent = [str(first.get(name, "-")) for name in ("messages", "peers")]
         held.add_row(size, str(first["descriptors"]), *sizes, *sent)

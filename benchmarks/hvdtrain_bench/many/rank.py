@@ -44,7 +44,7 @@ def main(folder: str, end: str) -> None:
     _stage(notes, "init", context.init)
     here = context.current().topology
     file, last = Path(folder, f"{here.rank:04}.json"), here.rank == here.size - 1
-    _sum()
+    _stage(notes, "first all-reduce", _sum)
     _stage(notes, "all-reduce", lambda: [_sum() for _ in range(_CALLS)], times=_CALLS)
     _stage(notes, "process set", lambda: add_process_set(range(0, here.size, 2)))
     notes |= {"node": here.node, **_held()}

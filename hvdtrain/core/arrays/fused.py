@@ -48,6 +48,7 @@ from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.warnings_once import note_differences, note_one_node
 from hvdtrain.errors import MismatchError
+from hvdtrain.topology import format_by_rank
 from hvdtrain.types import ReduceOp
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
@@ -100,13 +101,11 @@ class LayoutsDifferError(Exception):
         """
         fixed = any(layout.fixed for layout in self._layouts)
         if len({len(layout.kinds) for layout in self._layouts}) > 1:
-            counts = [
-                f"{len(layout.kinds)} on rank {rank}"
-                for rank, layout in zip(self._ranks, self._layouts, strict=True)
-            ]
+            counts = (str(len(layout.kinds)) for layout in self._layouts)
             raise MismatchError(
                 f"{operation}: ranks reduce gradients of different numbers of variables: "
-                f"{', '.join(counts)}. Build the same model on every rank"
+                f"{format_by_rank(dict(zip(self._ranks, counts, strict=True)))}. Build the same "
+                "model on every rank"
             )
         kinds, columns = "", zip(*(x.kinds for x in self._layouts), strict=True)
         for name, column in zip(names, columns, strict=True):

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import count
+from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
@@ -105,7 +106,10 @@ class FlightRecord:
 
     def history(self, ranks: Sequence[int], number: int, label: str) -> History:
         """Return the writer of a channel's operations."""
-        channels = [*self._channels, [number, label, [[run[0], run[-1]] for run in runs_of(ranks)]]]
+        spans = [[run[0], run[-1]] for run in runs_of(ranks)]
+        if len(steps := set(map(sub, ranks[1:], ranks))) == 1:  # as of every fourth rank
+            spans = [[ranks[0], ranks[-1], *steps]]
+        channels = [*self._channels, [number, label, spans]]
         if not self._put(CHANNELS, NOTES, channels):
             return History(self, _NO_CHANNEL)
         self._channels = channels
@@ -254,8 +258,7 @@ def _blocks(path: Path) -> list[_Block]:
                 life, _ = SIGN_OF_LIFE.unpack_from(data, LIFE)
                 failed = b'"kind": "error"' in data[NOTES:]
                 own = about["rank"], about["host"], about["pid"], about.get("began", 0)
-                block = _Block(*own, life, failed)
-                found[block.rank] = block
+                found[about["rank"]] = _Block(*own, life, failed)
             file.seek(BLOCK_BYTES - FAULT, os.SEEK_CUR)
     return list(found.values())
 
@@ -316,16 +319,14 @@ def open_flight_record(
 
 def _cut(text: str, most: int) -> str:
     """Return the beginning of a text in at most so many bytes, which JSON at most doubles."""
-    data = _CONTROL.sub(" ", text).encode(errors="replace")
-    return data[:most].decode(errors="ignore")
+    return _CONTROL.sub(" ", text).encode(errors="replace")[:most].decode(errors="ignore")
 
 
 def _oom_kills() -> int:
     """Return how many processes the kernel of this host has ended for lack of memory."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+    with suppress(OSError):
+        found = re.findall(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        return sum(map(int, found))
     return 0
 
 

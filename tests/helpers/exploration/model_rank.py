@@ -1,7 +1,7 @@
 """A rank in a model of channels: what it does in a program, and what becomes of its operations."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple, TypeGuard
 
@@ -282,10 +282,17 @@ def compare_ends(ranks: Iterable[Rank], late: Collection[str]) -> None:
         raise Fault("a join ended without the rank that was the last")
 
 
-Transition = Callable[
-    [lifecycle.ChannelState, lifecycle.Event],
-    tuple[lifecycle.ChannelState, tuple[lifecycle.Action, ...]],
-]
+Result = tuple[lifecycle.ChannelState, tuple[lifecycle.Action, ...]]
+Transition = Callable[[lifecycle.ChannelState, lifecycle.Event], Result]
+
+
+def believes_one_rank(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
+    """Take the report of the first rank for those of all, as no rule may."""
+    if isinstance(event, lifecycle.ReportsExchanged):
+        event = replace(event, reports=(event.reports[0],) * state.size)
+    return lifecycle.transition(state, event)
+
+
 Words = Sequence[str]
 
 

@@ -160,11 +160,13 @@ def test_another_process_with_the_number_of_one_that_has_ended(tmp_path: Path) -
 
 def test_more_channels_than_a_flight_record_has_room_for(tmp_path: Path) -> None:
     record = flight_record(tmp_path)
+    record.history(range(0, 5000, 2), 0, "many ranks")
     for number in range(200):
         history = record.history(range(2), number, "a label")
     history.submitted(Work(Request("barrier", "it")))
     (rank,) = read_ranks(record_files(tmp_path))
     assert 50 < len(rank.channels) < 200
+    assert rank.channels[0] == (0, "many ranks", list(range(0, 5000, 2)))
     assert rank.entries[0].channel == 65535
     record.close()
 

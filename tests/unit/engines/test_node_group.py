@@ -3,10 +3,8 @@
 import ctypes.util
 import multiprocessing
 import os
-import re
 import resource
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,40 +158,6 @@ def _instead(value: object) -> object:
     return (os.getpid(), 1, None, SystemFailure("none here")) if tells else value
 
 
-def _remove(group: Path) -> None:
-    """Remove a control group: the kernel may count a process a moment longer that has ended."""
-    deadline = time.monotonic() + HANGS_AFTER_SECONDS
-    while group.exists():
-        try:
-            group.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """Make a control group with 128 MiB, of version 1 or 2."""
-    roots = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]
-    limits = ("memory.limit_in_bytes", "memory.max")
-    for root, limit in zip(roots, limits, strict=True):
-        group = root / f"hvdtrain-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(128 << 20))
-            yield group
-            return
-        except OSError:
-            continue
-        finally:
-            _remove(group)
-    pytest.skip("this user may not make control groups for memory")
-
-
 def test_memory_that_the_control_group_does_not_allow(small_group: Path) -> None:
     """Without the look at its limit, the kernel kills a rank."""
 
@@ -219,7 +183,9 @@ def test_the_kernel_is_there() -> None:
     assert KERNEL is not None
 
 
-def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+def test_a_kernel_that_cannot_be_used_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.so").write_text("no library")
     whole = Path(KERNEL._name if KERNEL else "").read_bytes()
     # As if compiled before a comment was changed: structures and sizes are the same.
@@ -234,22 +200,10 @@ def test_a_kernel_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(KernelError, match=reason):
             open_kernel(path)
-
-
-def test_a_kernel_without_its_source_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in one file made of a program, or an image from which sources were removed."""
+    # Of another installation, without its sources.
     monkeypatch.setattr(node_kernel, "_SOURCE", tmp_path / "node_kernel.c")
-    node_kernel._found.cache_clear()
-    try:
-        assert load_kernel() is None
-        assert re.search(
-            r"/node_kernel\.c cannot be read \(.*\): install hvdtrain again",
-            node_kernel.why_no_kernel(),
-        )
-    finally:
-        node_kernel._found.cache_clear()
+    with pytest.raises(KernelError, match="was not compiled from"):
+        open_kernel(Path(KERNEL._name if KERNEL else ""))
 
 
 def test_many_open_files_do_not_matter() -> None:

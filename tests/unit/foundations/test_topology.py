@@ -66,6 +66,7 @@ def test_messages_list_few_of_hundreds_of_ranks() -> None:
         "ranks 0, 2, 4, 6, 8, 10, 12, 14, and 120 more up to 254"
     )
     assert format_by_rank(["a", "b", *"ab" * 2]) == "ranks 0, 2, 4: a; ranks 1, 3, 5: b"
+    assert format_by_rank({3: "a", 5: "a"}) == "ranks 3, 5: a"
     told = format_by_rank([f"{rank} MB" for rank in range(256)])
     assert told.startswith("rank 0: 0 MB; rank 1: 1 MB; ")
     assert told.endswith("rank 7: 7 MB; and 248 more values")

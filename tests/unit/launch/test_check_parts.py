@@ -65,7 +65,6 @@ def test_memory_limit(membership: str, files: str, found: tuple[int, int] | None
         *(({}, 0, ""), ({"nodes": 2, "hosts": 2}, 0, "")),
         ({"size": 1, "sums": [1.0]}, 0, "formed worlds of 1"),
         ({"sums": [1.0]}, 0, "an all-reduce gave [1.0] instead of 3.0"),
-        ({"nodes": 2}, 0, "cannot read each other's memory"),
         *(({}, 1, "(exit code 1): no route to host. See"), ({}, -9, "(it died of SIGKILL)")),
     ],
 )
@@ -147,8 +146,6 @@ LIMITS = {"files": 4096, "locked": -1}
         ({}, {"net/hsn0": "up", "net/eth0": "up"}, {}, "interfaces eth0, hsn0: libraries may"),
         ({"NCCL_SOCKET_IFNAME": "hsn0"}, {"net/hsn0": "up", "net/eth0": "up"}, {}, ""),
         ({}, {"infiniband/mlx5_0": ""}, {"locked": 65536}, "ulimit -l is 64 KiB"),
-        ({}, {}, {"locked": 65536, "files": 256}, "ulimit -n is 256"),
-        ({"OMP_NUM_THREADS": "4", "SLURM_NTASKS_PER_NODE": "4"}, {}, {}, "8 cores: set it to 2"),
         ({"OMP_NUM_THREADS": "2", "SLURM_NTASKS_PER_NODE": "4"}, {}, {}, ""),
     ],
 )

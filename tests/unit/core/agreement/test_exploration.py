@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 from channel_model import END, ChannelModel, Explored, explore, may_desert, short
-from model_rank import Transition
+from model_rank import Result, Transition, believes_one_rank
 
 from hvdtrain.core.agreement import lifecycle
 from hvdtrain.core.gradients import reducer
@@ -73,20 +73,11 @@ def test_longer_programs(ranks: tuple[str, ...]) -> None:
     print(sum(one.states for one in seen), "states")
 
 
-Result = tuple[lifecycle.ChannelState, tuple[lifecycle.Action, ...]]
-
-
 def leaves_at_once(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
     state, actions = lifecycle.transition(state, event)
     return state, tuple(
         lifecycle.Leave({}) if isinstance(a, lifecycle.Leave) else a for a in actions
     )
-
-
-def believes_one_rank(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
-    if isinstance(event, lifecycle.ReportsExchanged):
-        event = replace(event, reports=(event.reports[0],) * state.size)
-    return lifecycle.transition(state, event)
 
 
 def forgets_that_ranks_are_lost(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
