@@ -13,10 +13,14 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradient_settings import register_weighted
-from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, Kind, LocalSteps, StepInfo
-from hvdtrain.core.gradients.reducer import (
+from hvdtrain.core.gradients.exchange import (
     SAMPLES_PER_STEP,
+    FilledBucket,
+    InnerState,
+    Kind,
+    LocalSteps,
     SavedExchange,
+    StepInfo,
     load_exchange,
     save_exchange,
 )

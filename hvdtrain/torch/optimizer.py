@@ -21,8 +21,7 @@ from hvdtrain.core.gradient_settings import (
     choose_exchange,
     choose_groups,
 )
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.reducer import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange, SavedExchange
 from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.averaged_gradients import Gradients

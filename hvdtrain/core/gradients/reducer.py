@@ -1,27 +1,22 @@
-"""The reducer: reduces gradients by a bucket plan, while another thread fills the buckets.
-
-And the state of its exchange, as checkpoints have it.
-"""
+"""The reducer: reduces gradients by a bucket plan, while another thread fills the buckets."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import numpy as np
 
-from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import STEPS, Request, device_details, device_types
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Kind
+from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
@@ -29,8 +24,6 @@ from hvdtrain.core.places import PlacedBucket
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import DType, ReduceOp
-
-_logger = logging.getLogger("hvdtrain")
 
 
 def step_request(
@@ -264,67 +257,3 @@ class Reducer:
     def count_step(self) -> None:
         """Count a step of the program, for the requests of the next steps."""
         self.channel.count(self.name)
-
-
-# Counts of the optimizer beside the state of its exchange: mean number of samples of all ranks in a
-# step, and number of steps before its own state was reset.
-SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"
-
-
-class SavedExchange(TypedDict):
-    """The state of an exchange on one rank, as plain data.
-
-    Attributes:
-        spec: description of the exchange.
-        steps: number of steps that the program has completed.
-        ranks: number of ranks that take part.
-        shared: arrays that are equal on all ranks, and counts of the optimizer, by name.
-        own: arrays of this rank, by name.
-    """
-
-    spec: str
-    steps: int
-    ranks: int
-    shared: dict[str, HostArray]
-    own: dict[str, HostArray]
-
-
-def save_exchange(
-    exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
-) -> SavedExchange:
-    """Return a copy of the state of an exchange."""
-    state = exchange.state()
-    known = {name: np.array(count) for name, count in counts.items() if count is not None}
-    return SavedExchange(
-        spec=exchange.spec,
-        steps=steps,
-        ranks=ranks,
-        shared={**state.shared, **known},
-        own=dict(state.own),
-    )
-
-
-def load_exchange(
-    exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
-) -> tuple[int, dict[str, float]]:
-    """Restore an exchange; with another number of ranks, their own arrays start over."""
-    if saved["spec"] != exchange.spec:
-        raise ValueError(
-            f"the state belongs to exchange {saved['spec']!r}, but this is {exchange.spec!r}: "
-            "create the optimizer with that exchange, or start without the state"
-        )
-    shared, own = dict(saved["shared"]), saved["own"]
-    counts = {
-        name: float(shared.pop(name))
-        for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
-        if name in shared
-    }
-    if saved["ranks"] != ranks:
-        if own and first:
-            _logger.warning(
-                f"exchange {exchange.spec!r}: its state was saved by {saved['ranks']} ranks, and "
-                f"now there are {ranks}: each rank's private state is reset"
-            )
-        own = {}
-    exchange.load(ExchangeState(shared, own))
-    return saved["steps"], counts
