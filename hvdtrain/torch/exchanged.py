@@ -126,7 +126,7 @@ class Weights(ClaimedParameters):
         self.counter = StepCounter()
 
     @collective
-    def before_step(self) -> None:
+    def prepare_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
         check_reduced(self._optimizer, self.parameters)
         self.check_claim()
@@ -160,7 +160,7 @@ class Weights(ClaimedParameters):
             self.counter.begun = True
 
     @collective
-    def after_step(self) -> None:
+    def end_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
         steps = self.counter.count(self.weight, rate_of(self._optimizer))
         if self.buckets.exchange.due(steps):

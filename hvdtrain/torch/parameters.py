@@ -52,11 +52,11 @@ class ClaimedParameters:
     def _make_plan(self) -> None:
         self.world = context.current()
         self.buckets = ParameterBuckets(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
+        self._leave_channel = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
 
     @collective
     def _remake_plan(self) -> None:
-        self._release()
+        self._leave_channel()
         self._make_plan()
 
     @property

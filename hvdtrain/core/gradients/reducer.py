@@ -135,13 +135,13 @@ class Reducer:
             partial(self.channel.call_listeners, self.channel.ranks),
         )
 
-    def launch(self, held: bool = False) -> bool:
+    def launch(self, pass_ended: bool = False) -> bool:
         """Launch the buckets whose gradients are all ready; return whether to submit the step.
 
-        If `together`, they are held until all gradients are ready; `held` launches them earlier.
+        If `together`, they wait until all gradients are ready or `pass_ended`, of a backward pass.
         """
         early = not self.step.all_ready
-        if early and (self.exchange.at_once or (self.together and not held)):
+        if early and (self.exchange.at_once or (self.together and not pass_ended)):
             return False
         self.step.launch_ready()  # in the order of the plan
         if self.step.own is not None or not self.step.launched:
@@ -162,12 +162,12 @@ class Reducer:
             self.channel.counted(self.name) if self._counted else None,
         )
         try:
-            self.channel.submit(self.step.submitted_with(request, own), at_once=True)
+            self.channel.submit(self.step.submitted_with(request, own), hurry=True)
         except BaseException:
             self.forget()  # it will not be reduced
             raise
 
-    def end_pass(self) -> int:
+    def wait_for_launched(self) -> int:
         """Wait until all launched buckets are reduced; return how many are.
 
         Call it at the end of each backward pass. It does not wait for a bucket that some rank has
