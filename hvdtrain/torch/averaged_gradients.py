@@ -91,7 +91,6 @@ class Gradients(ClaimedParameters):
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
-        self.steps = 0
         self._told = False  # that weights differ
         self._warned = False  # that gradients were changed too early
         super().__init__(optimizer, named, settings)
@@ -118,7 +117,7 @@ class Gradients(ClaimedParameters):
         exchange = self.buckets.exchange
         return OwnStep(
             self.weight,
-            self.steps,
+            self.counter.steps,
             rate=rate_of(self._optimizer) if exchange.uses_rate else None,
             scale=self.scaler.get_scale() if exchange.uses_scale and self.scaler else 1.0,
             variant=self._removed_before,
@@ -387,9 +386,9 @@ class Gradients(ClaimedParameters):
         arrived = list(self.buckets.step.passes)
         usage = self._end_step()
         self.buckets.count_step()
-        self.steps += 1
+        self.counter.steps += 1
         self.used = () if usage is None else usage.used
-        if self.steps == 1:
+        if self.counter.steps == 1:
             self.check_kept(self.used)
         if usage is not None:
             self._check_removed(arrived, usage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import TypedDict, get_args, get_type_hints
-
-import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
@@ -26,8 +23,6 @@ from hvdtrain.core.places import PlacedBucket
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
-    "FORGOTTEN_STEPS",
-    "SAMPLES_PER_STEP",
     "AllreduceExchange",
     "Exchange",
     "ExchangeOption",
@@ -41,15 +36,11 @@ __all__ = [
     "ParameterView",
     "SavedExchange",
     "StepInfo",
-    "load_exchange",
     "options_of",
     "parse_exchange",
     "parse_inner_state",
     "parse_options",
-    "save_exchange",
 ]
-
-_logger = logging.getLogger("hvdtrain")
 
 
 @dataclass(frozen=True)
@@ -365,47 +356,6 @@ class SavedExchange(TypedDict):
     ranks: int
     shared: dict[str, HostArray]
     own: dict[str, HostArray]
-
-
-def save_exchange(
-    exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
-) -> SavedExchange:
-    """Return a copy of the state of an exchange."""
-    state = exchange.state()
-    known = {name: np.array(count) for name, count in counts.items() if count is not None}
-    return SavedExchange(
-        spec=exchange.spec,
-        steps=steps,
-        ranks=ranks,
-        shared={**state.shared, **known},
-        own=dict(state.own),
-    )
-
-
-def load_exchange(
-    exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
-) -> tuple[int, dict[str, float]]:
-    """Restore an exchange; with another number of ranks, their own arrays start over."""
-    if saved["spec"] != exchange.spec:
-        raise ValueError(
-            f"the state belongs to exchange {saved['spec']!r}, but this is {exchange.spec!r}: "
-            "create the optimizer with that exchange, or start without the state"
-        )
-    shared, own = dict(saved["shared"]), saved["own"]
-    counts = {
-        name: float(shared.pop(name))
-        for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
-        if name in shared
-    }
-    if saved["ranks"] != ranks:
-        if own and first:
-            _logger.warning(
-                f"exchange {exchange.spec!r}: its state was saved by {saved['ranks']} ranks, and "
-                f"now there are {ranks}: each rank's private state is reset"
-            )
-        own = {}
-    exchange.load(ExchangeState(shared, own))
-    return saved["steps"], counts
 
 
 Option = bool | int | float | str

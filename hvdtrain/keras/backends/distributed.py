@@ -18,8 +18,6 @@ from hvdtrain.core.gradients.exchange import (
     Exchange,
     InnerState,
     SavedExchange,
-    load_exchange,
-    save_exchange,
 )
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.process_set import stays_alone
@@ -235,14 +233,10 @@ class GradientReduction:
 
     def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
         counts = {} if self.weights is None else self.weights.counts(optimizer)
-        ranks = self.settings.process_set.size() or 0
-        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
+        return self.settings.save_exchange(self.steps, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        members = self.settings.process_set
-        first = members.included() and members.rank() == 0
-        exchange = self.settings.make_exchange()
-        self._counter.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
+        self._counter.steps, counts = self.settings.load_exchange(state)
         if self.weights is not None:
             self.weights.begin_anew(counts)
 
