@@ -140,7 +140,7 @@ def _divide_bits(bits: Any, divisor: int) -> None:
 BufferPair: TypeAlias = tuple[Buffer, Buffer]
 
 
-class AllreducePlan:
+class AllreduceTemplate:
     """What all-reduces of one communicator have in common that differ in their data.
 
     The request has no name if they are numbered.
@@ -206,27 +206,27 @@ class AllreducePlan:
 
     def operation(
         self, name: str, source: Any, target: Any, read: int, written: int
-    ) -> PlannedAllreduce:
+    ) -> TemplateAllreduce:
         buffer = Buffer(written, self.dtype, self.counts[0], "cpu", target)
         own = buffer
         if source is not target:
             own = Buffer(read, self.dtype, self.counts[0], "cpu", source)
-        return PlannedAllreduce(self, name, [own], [buffer])
+        return TemplateAllreduce(self, name, [own], [buffer])
 
 
 # What frameworks keep of their calls, by keys of their own, as long as a context and its channels.
-PLANS: dict[Hashable, Any] = {}
+KNOWN_CALLS: dict[Hashable, Any] = {}
 
 # Programs that give each call another name must not fill the memory.
-_MOST_PLANS = 2048
+_MOST_CALLS = 2048
 
 
-def keep_plan(plan: Any, channel: Channel, *keys: Hashable) -> None:
-    """Keep a plan for other calls on its channel, unless there are too many."""
-    if len(PLANS) < _MOST_PLANS:
-        PLANS.update(dict.fromkeys(keys, plan))
+def keep_call(known: Any, channel: Channel, *keys: Hashable) -> None:
+    """Keep what is known of a call for others on its channel, unless there are too many."""
+    if len(KNOWN_CALLS) < _MOST_CALLS:
+        KNOWN_CALLS.update(dict.fromkeys(keys, known))
         if channel.queue.closed:  # meanwhile, by another thread, which may have cleared them before
-            PLANS.clear()
+            KNOWN_CALLS.clear()
 
 
 _POINTER = attrgetter("pointer")
@@ -235,7 +235,7 @@ _POINTER = attrgetter("pointer")
 _AGREED = (bytes(8) + bytes([255] * 8)) * HASHES
 
 
-class PlannedAllreduce(Operation):
+class TemplateAllreduce(Operation):
     """Reduce buffers of all members, in place or from others.
 
     AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
@@ -244,21 +244,21 @@ class PlannedAllreduce(Operation):
 
     def __init__(
         self,
-        plan: AllreducePlan,
+        template: AllreduceTemplate,
         name: str,
         sources: Sequence[Any],
         targets: Sequence[Any],
         address_of: Callable[[Any], int] | None = None,
     ) -> None:
         """Both are buffers, or with `address_of` what keeps such memory on the host alive."""
-        request = plan.request
+        request = template.request
         self.request = request if request.name else request.renamed(name)
-        self.plan, self.batch_key = plan, plan.batch_key
+        self.template, self.batch_key = template, template.batch_key
         self._sources, self._targets, self._address_of = sources, targets, address_of
 
     @property
     def nbytes(self) -> int:
-        return sum(count * dtype.itemsize for count, dtype in self.plan.kinds)
+        return sum(count * dtype.itemsize for count, dtype in self.template.kinds)
 
     def pairs(self) -> list[BufferPair]:
         """Return the source and the result of each tensor."""
@@ -266,7 +266,7 @@ class PlannedAllreduce(Operation):
         if address_of is None:
             return list(pairs)
         made = []
-        for (source, target), (count, dtype) in zip(pairs, self.plan.kinds, strict=True):
+        for (source, target), (count, dtype) in zip(pairs, self.template.kinds, strict=True):
             buffer = read = Buffer(address_of(target), dtype, count, "cpu", target)
             if source is not target:
                 read = Buffer(address_of(source), dtype, count, "cpu", source)
@@ -277,34 +277,34 @@ class PlannedAllreduce(Operation):
         """Return the tensors, which are in host memory, as a `VotedReduction` takes them."""
         address_of, number = self._address_of or _POINTER, 0
         pieces: list[int] = []
-        for count in self.plan.counts:
+        for count in self.template.counts:
             pieces += (address_of(self._sources[number]), address_of(self._targets[number]), count)
             number += 1  # noqa: SIM113 - enumerate() takes longer
         return pieces
 
     @collective
     def vote(self, others: Sequence[Operation], communicator: Communicator, votes: bytes) -> bytes:
-        plan = self.plan
-        voted = plan.voted or plan.find_voted(communicator)
+        template = self.template
+        voted = template.voted or template.find_voted(communicator)
         if voted is None or self.streams is not HOST:
             return super().vote(others, communicator, votes)
         pieces = _pieces((self, *others)) if others else self.pieces()
         highest = voted(votes, pieces)
-        if not highest and plan.divides:
+        if not highest and template.divides:
             _divide((self, *others), communicator.size)
         return highest
 
     @collective
     def execute(self, communicator: Communicator) -> None:
-        plan = self.plan
-        grouped = len(self._targets) > 1 and plan.batch_key is not None
+        template = self.template
+        grouped = len(self._targets) > 1 and template.batch_key is not None
         if grouped and self._reduce_all((), communicator):
             return
         for source, buffer in self.pairs():
-            if plan.op is ReduceOp.ADASUM:
+            if template.op is ReduceOp.ADASUM:
                 if source is not buffer:
                     buffer.copy_from(source)
-                adasum(communicator, buffer, plan.prescale, plan.postscale)
+                adasum(communicator, buffer, template.prescale, template.postscale)
             else:
                 self._reduce(communicator, source, buffer)
 
@@ -317,41 +317,41 @@ class PlannedAllreduce(Operation):
         if self._reduce_all(others, communicator):
             return
         memory = allocate()
-        operations = (self, *cast("Sequence[PlannedAllreduce]", others))
+        operations = (self, *cast("Sequence[TemplateAllreduce]", others))
         pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
             starts = [0, *accumulate(buffer.nbytes for _, buffer in part)]
             base = memory.pointer
             for (source, buffer), start in zip(part, starts, strict=False):
                 memmove(base + start, source.pointer, buffer.nbytes)
-            whole = memory.slice(0, starts[-1]).view(self.plan.dtype)
+            whole = memory.slice(0, starts[-1]).view(self.template.dtype)
             self._reduce(communicator, whole, whole)
             for (_, buffer), start in zip(part, starts, strict=False):
                 memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce_all(self, others: Sequence[Operation], communicator: Communicator) -> bool:
         """Reduce operations in one call of the engine; return whether it has done so."""
-        voted = self.plan.voted or self.plan.find_voted(communicator)
+        voted = self.template.voted or self.template.find_voted(communicator)
         if voted is None:
             return False
         voted(_AGREED, _pieces((self, *others)))
-        if self.plan.divides:
+        if self.template.divides:
             _divide((self, *others), communicator.size)
         return True
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
-        size, plan = communicator.size, self.plan
-        op, factor, whole = engine_reduction(plan.op, buffer.dtype, plan.postscale, size)
+        size, template = communicator.size, self.template
+        op, factor, whole = engine_reduction(template.op, buffer.dtype, template.postscale, size)
         if source is buffer:
-            communicator.allreduce(buffer, op, plan.prescale, factor)
+            communicator.allreduce(buffer, op, template.prescale, factor)
         else:
-            communicator.allreduce_from(source, buffer, op, plan.prescale, factor)
+            communicator.allreduce_from(source, buffer, op, template.prescale, factor)
         if whole:
             divide_truncating(buffer, size)
 
 
-class Allreduce(PlannedAllreduce):
-    """Such an operation with a plan of its own."""
+class Allreduce(TemplateAllreduce):
+    """Such an operation with a template of its own."""
 
     def __init__(
         self,
@@ -362,17 +362,17 @@ class Allreduce(PlannedAllreduce):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        plan = AllreducePlan(buffers, shapes, op, name, prescale, postscale)
-        super().__init__(plan, name, buffers, buffers)
+        template = AllreduceTemplate(buffers, shapes, op, name, prescale, postscale)
+        super().__init__(template, name, buffers, buffers)
 
 
 def _pieces(operations: Sequence[Operation]) -> list[int]:
-    own = cast("Sequence[PlannedAllreduce]", operations)
+    own = cast("Sequence[TemplateAllreduce]", operations)
     return [number for operation in own for number in operation.pieces()]
 
 
 def _divide(operations: Sequence[Operation], size: int) -> None:
-    for operation in cast("Sequence[PlannedAllreduce]", operations):
+    for operation in cast("Sequence[TemplateAllreduce]", operations):
         for _, buffer in operation.pairs():
             divide_truncating(buffer, size)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.allreduce import PLANS
+from hvdtrain.core.allreduce import KNOWN_CALLS
 from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
@@ -119,7 +119,7 @@ _FOR_SERVER = "hvdtrain.fork_server"
 def _note_fork() -> None:
     global _process_id
     _process_id = os.getpid()
-    PLANS.clear()  # a child must ask for a context, and gets none
+    KNOWN_CALLS.clear()  # a child must ask for a context, and gets none
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -264,12 +264,12 @@ def alone_if_newcomer() -> Iterator[None]:
     world = open_engine("local", here.config, os.environ)
     config = replace(here.config, flight_record="")  # it has one, in the world of all
     _context = open_context(config, world, here.ordered, here.failed)
-    PLANS.clear()
+    KNOWN_CALLS.clear()
     try:
         yield
     finally:
         _context = here
-        PLANS.clear()
+        KNOWN_CALLS.clear()
 
 
 def accept_newcomers() -> None:

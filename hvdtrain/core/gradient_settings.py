@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from numbers import Real
 from typing import Any, Protocol
 
+import numpy as np
+
 from hvdtrain.core import context
 from hvdtrain.core.allocators import FindLibrary
-from hvdtrain.core.gradients.exchange import AllreduceExchange, Exchange, Kind, check_positive
+from hvdtrain.core.gradients.exchange import (
+    FORGOTTEN_STEPS,
+    SAMPLES_PER_STEP,
+    AllreduceExchange,
+    Exchange,
+    ExchangeState,
+    Kind,
+    SavedExchange,
+    check_positive,
+)
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
+
+_logger = logging.getLogger("hvdtrain")
 
 # A number of groups in which gradients are reduced together, or lists of parameters.
 Groups = int | Sequence[Sequence[object]] | None
@@ -119,6 +133,42 @@ class GradientSettings:
     def make_exchange(self) -> Exchange:
         """Return the exchange of a bucket; one with state is always the same object."""
         return self.exchange or AllreduceExchange(self.op, self.predivide)
+
+    def save_exchange(self, steps: int, counts: Mapping[str, float | None]) -> SavedExchange:
+        """Return a copy of the state of the exchange."""
+        exchange, ranks = self.make_exchange(), self.process_set.size() or 0
+        state = exchange.state()
+        known = {name: np.array(count) for name, count in counts.items() if count is not None}
+        shared = {**state.shared, **known}
+        own = dict(state.own)
+        return SavedExchange(spec=exchange.spec, steps=steps, ranks=ranks, shared=shared, own=own)
+
+    def load_exchange(self, saved: SavedExchange) -> tuple[int, dict[str, float]]:
+        """Restore the exchange; return the steps and the counts.
+
+        With another number of ranks, their own arrays start over.
+        """
+        exchange, ranks = self.make_exchange(), self.process_set.size() or 0
+        if saved["spec"] != exchange.spec:
+            raise ValueError(
+                f"the state belongs to exchange {saved['spec']!r}, but this is {exchange.spec!r}: "
+                "create the optimizer with that exchange, or start without the state"
+            )
+        shared, own = dict(saved["shared"]), saved["own"]
+        counts = {
+            name: float(shared.pop(name))
+            for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
+            if name in shared
+        }
+        if saved["ranks"] != ranks:
+            if own and self.process_set.included() and self.process_set.rank() == 0:
+                _logger.warning(
+                    f"exchange {exchange.spec!r}: its state was saved by {saved['ranks']} ranks, "
+                    f"and now there are {ranks}: each rank's private state is reset"
+                )
+            own = {}
+        exchange.load(ExchangeState(shared, own))
+        return saved["steps"], counts
 
     @property
     def total(self) -> ReduceOp:

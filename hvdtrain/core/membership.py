@@ -18,7 +18,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
-from hvdtrain.core.allreduce import PLANS, Allreduce
+from hvdtrain.core.allreduce import KNOWN_CALLS, Allreduce
 from hvdtrain.core.gathers import split
 from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
@@ -421,7 +421,7 @@ def make_channel(
     lost = None if failures is None else failures.revoke
     title = topology.title
     channel = Channel(communicator, ranks, title, answer_with_zeros, label, failed, lost)
-    channel.before_closing(PLANS.clear)  # which would keep its memory
+    channel.before_closing(KNOWN_CALLS.clear)  # which would keep its memory
     return channel
 
 

@@ -11,7 +11,7 @@ from hvdtrain.core import context, gathers
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.allreduce import AllreducePlan, PlannedAllreduce
+from hvdtrain.core.allreduce import AllreduceTemplate, TemplateAllreduce
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -21,7 +21,7 @@ _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
 _ENGINE_OPS = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}
 
 
-def plan_allreduce(
+def make_template(
     channel: Channel,
     buffers: Sequence[Buffer],
     shapes: Sequence[Sequence[int]],
@@ -30,10 +30,10 @@ def plan_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
-) -> AllreducePlan:
-    """Check a reduction, of which the addresses are not used, and plan it."""
+) -> AllreduceTemplate:
+    """Check a reduction, of which the addresses are not used, and make its template."""
     _check(channel, f"allreduce {name!r}", buffers, op)
-    return AllreducePlan(buffers, shapes, op, name, prescale, postscale, kinds)
+    return AllreduceTemplate(buffers, shapes, op, name, prescale, postscale, kinds)
 
 
 def allreduce(
@@ -45,8 +45,8 @@ def allreduce(
 ) -> Submission:
     """Prepare a reduction of buffers in place."""
     name = channel.name("allreduce", name)
-    plan = plan_allreduce(channel, buffers, shapes, op, name)
-    return Submission(channel, PlannedAllreduce(plan, name, buffers, buffers))
+    template = make_template(channel, buffers, shapes, op, name)
+    return Submission(channel, TemplateAllreduce(template, name, buffers, buffers))
 
 
 def broadcast(

@@ -9,7 +9,7 @@ import keras
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
-from hvdtrain.core.gradients.reducer import SavedExchange
+from hvdtrain.core.gradients.exchange import SavedExchange
 from hvdtrain.core.gradients.step_info import MOST_ELEMENTS, WeightSums, is_due, sum_weights
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.core.warnings_once import note_differences

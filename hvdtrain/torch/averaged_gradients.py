@@ -79,7 +79,7 @@ class Gradients(ClaimedParameters):
         check_hookable(named)
         self.passes, self.scaler = settings.passes, scaler
         self._lock = threading.Lock()  # autograd has a thread for each GPU
-        self._held: list[int] = []  # accumulated, and not accepted before the backward pass ends
+        self._waiting: list[int] = []  # accumulated, and not accepted before the backward pass ends
         # Gradients of which some backward passes are missing.
         self._partial: weakref.WeakValueDictionary[int, torch.Tensor]
         self._partial = weakref.WeakValueDictionary()
@@ -91,7 +91,6 @@ class Gradients(ClaimedParameters):
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
-        self.steps = 0
         self._told = False  # that weights differ
         self._warned = False  # that gradients were changed too early
         super().__init__(optimizer, named, settings)
@@ -118,7 +117,7 @@ class Gradients(ClaimedParameters):
         exchange = self.buckets.exchange
         return OwnStep(
             self.weight,
-            self.steps,
+            self.counter.steps,
             rate=rate_of(self._optimizer) if exchange.uses_rate else None,
             scale=self.scaler.get_scale() if exchange.uses_scale and self.scaler else 1.0,
             variant=self._removed_before,
@@ -138,12 +137,12 @@ class Gradients(ClaimedParameters):
 
     @property
     def open(self) -> bool:
-        """Whether a gradient has arrived since the last finish()."""
+        """Whether a gradient has arrived since the last reduce()."""
         return bool(self.buckets.step.passes)
 
     @property
     def any_complete(self) -> bool:
-        """Whether all passes of some gradient have arrived since the last finish()."""
+        """Whether all passes of some gradient have arrived since the last reduce()."""
         return self.passes in self.buckets.step.passes.values()
 
     @property
@@ -189,7 +188,7 @@ class Gradients(ClaimedParameters):
                         "only its slice: call optimizer.step() or optimizer.zero_grad() first"
                     )
                 self._begin()
-                self.buckets.release()  # after a skipped step
+                self.buckets.leave_to_program()  # after a skipped step
             step = self.buckets.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count < self.passes:
@@ -200,7 +199,7 @@ class Gradients(ClaimedParameters):
                     self._summands[index] = gradient.detach(), gradient._version
             else:
                 if self.buckets.exchange.at_once and not in_compiled_backward():
-                    self._held.append(index)
+                    self._waiting.append(index)
                 else:
                     self._accept(index, incoming)
         if step.all_launched and in_compiled_backward():
@@ -213,17 +212,17 @@ class Gradients(ClaimedParameters):
         if self.buckets.step.mark_ready(index):
             self._launch()
 
-    def _accept_held(self) -> None:
-        held, self._held = self._held, []
-        for index in held:
+    def _accept_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for index in waiting:
             self._accept(index, None)
 
-    def _launch(self, held: bool = False) -> None:
+    def _launch(self, pass_ended: bool = False) -> None:
         if self.buckets.step.all_ready:
             self._write_usage(())
         elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
-        if self.buckets.launch(held):
+        if self.buckets.launch(pass_ended):
             self.buckets.submit(self._own)
 
     def _write_usage(self, absent: Sequence[int]) -> None:
@@ -280,7 +279,7 @@ class Gradients(ClaimedParameters):
         kept = [
             self.buckets.withdraw(index, index in launched) for index in range(len(self.parameters))
         ]
-        self._finish()
+        self._complete_step()
         for index, gradient in enumerate(kept):
             if gradient is not None and index in launched:
                 gradient = gradient.clone()  # reduced by now, in memory that the next step uses
@@ -313,13 +312,13 @@ class Gradients(ClaimedParameters):
         self.buckets.take(index, gradient)
 
     def _after_backward(self) -> None:
-        self._end_pass()
+        self._launch_waiting()
         for other in list(CLAIMS):  # before this rank waits for one of them
             if isinstance(other, Gradients) and other._hooks.all_reported:
-                other._end_pass()
+                other._launch_waiting()
         local = self.any_complete and (self._settings.sharded or not self.buckets.step.all_launched)
         self._versions = self._parameter_versions() if local else []
-        reduced = self.buckets.end_pass()
+        reduced = self.buckets.wait_for_launched()
         self._deliver(reduced)
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self.buckets.step.launched
@@ -327,13 +326,14 @@ class Gradients(ClaimedParameters):
         if self._settings.sharded or local:
             self.buckets.note(self._complete())
 
-    def _end_pass(self) -> None:
+    def _launch_waiting(self) -> None:
+        """Launch what has waited for the end of a backward pass."""
         with self._lock:
             if self._pass_ended:
                 return
-            self._accept_held()
+            self._accept_waiting()
             if not self.buckets.step.all_launched:
-                self._launch(held=True)
+                self._launch(pass_ended=True)
             self._pass_ended = True
 
     def _complete(self) -> Iterator[int]:
@@ -368,7 +368,7 @@ class Gradients(ClaimedParameters):
         step.delivered = count
 
     @collective
-    def finish(self) -> None:
+    def reduce(self) -> None:
         """Reduce the remaining gradients, as zeros where only other ranks used the parameter."""
         self.check_claim()
         for index in self._hooks.take_pending():
@@ -386,9 +386,9 @@ class Gradients(ClaimedParameters):
         arrived = list(self.buckets.step.passes)
         usage = self._end_step()
         self.buckets.count_step()
-        self.steps += 1
+        self.counter.steps += 1
         self.used = () if usage is None else usage.used
-        if self.steps == 1:
+        if self.counter.steps == 1:
             self.check_kept(self.used)
         if usage is not None:
             self._check_removed(arrived, usage)
@@ -443,7 +443,7 @@ class Gradients(ClaimedParameters):
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self.buckets.forget_changes()
         if self.buckets.sharded is not None:  # else they are released, also if a step is skipped
-            self.buckets.release()
+            self.buckets.leave_to_program()
         self.whole = True
 
     @collective
@@ -465,13 +465,13 @@ class Gradients(ClaimedParameters):
         if step.launched or self.any_complete:
             self._end_step()
         else:
-            self._held.clear()  # of a failed backward pass
+            self._waiting.clear()  # of a failed backward pass
             self._hooks.forget()
             self._forget_step()
 
     def interrupt(self) -> None:
         """Discard the gradients of a step that ended because ranks were lost."""
-        self._held.clear()
+        self._waiting.clear()
         self._hooks.forget()
         self._forget_step()
         self.whole = True
@@ -492,22 +492,22 @@ class Gradients(ClaimedParameters):
         with self._lock:
             if not self.open:
                 self._begin()
-            return self._finish() if self.plan.buckets else None
+            return self._complete_step() if self.plan.buckets else None
 
     @collective
-    def _finish(self) -> StepUsage:
+    def _complete_step(self) -> StepUsage:
         try:
             usage = self._reduce_rest()
         finally:
             self._forget_step()
         if self.buckets.sharded is None:  # a shared step uses them, too
-            self.buckets.release()
+            self.buckets.leave_to_program()
         self._update_plan(usage)
         return usage
 
     @collective
     def _reduce_rest(self) -> StepUsage:
-        self._accept_held()  # of a backward pass that has failed
+        self._accept_waiting()  # of a backward pass that has failed
         step = self.buckets.step
         # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)

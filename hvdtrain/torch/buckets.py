@@ -250,18 +250,19 @@ class ParameterBuckets(Reducer):
         """Return copies of results in buckets, and whether they are gradients, for restore()."""
         found = {}
         for index, view in self._views.items():
-            held = self.holds(index)
+            is_gradient = self.holds(index)
             # A staged copy is no longer needed, and the device may still be reading its source.
-            if held or (self._is_copy(index) and view.device == self._parameters[index].device):
-                found[index] = view.clone(), held
+            same_device = view.device == self._parameters[index].device
+            if is_gradient or (same_device and self._is_copy(index)):
+                found[index] = view.clone(), is_gradient
         return found
 
     def restore(self, results: dict[int, tuple[torch.Tensor, bool]]) -> None:
         """Copy results back into their buckets."""
-        for index, (result, held) in results.items():
+        for index, (result, is_gradient) in results.items():
             self._parts[index].copy_(result)
             self._leave_to_bucket(index)
-            if held:
+            if is_gradient:
                 self._set_gradient(index)
 
     def _leave_to_bucket(self, index: int) -> None:
@@ -344,7 +345,7 @@ class ParameterBuckets(Reducer):
         view = self._views[index]
         return view.as_strided((view.numel(),), (1,))
 
-    def release(self) -> None:
+    def leave_to_program(self) -> None:
         """Leave gradients outside the buckets to the program, when no rank uses them any more."""
         for index in self.elsewhere():
             gradient = self._parameters[index].grad

@@ -13,20 +13,22 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradient_settings import register_weighted
-from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, Kind, LocalSteps, StepInfo
-from hvdtrain.core.gradients.reducer import (
+from hvdtrain.core.gradients.exchange import (
     SAMPLES_PER_STEP,
+    FilledBucket,
+    InnerState,
+    Kind,
+    LocalSteps,
     SavedExchange,
-    load_exchange,
-    save_exchange,
+    StepInfo,
 )
-from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.membership import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.averaged_gradients import Gradients
-from hvdtrain.torch.buckets import Named, ParameterSettings
+from hvdtrain.torch.buckets import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.operations.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.operations.routes import is_communicated
@@ -115,14 +117,7 @@ class Weights(ClaimedParameters):
     """
 
     @collective
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, named: Named, settings: ParameterSettings
-    ) -> None:
-        super().__init__(optimizer, named, settings)
-        self.counter = StepCounter()
-
-    @collective
-    def before_step(self) -> None:
+    def prepare_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
         check_reduced(self._optimizer, self.parameters)
         self.check_claim()
@@ -156,7 +151,7 @@ class Weights(ClaimedParameters):
             self.counter.begun = True
 
     @collective
-    def after_step(self) -> None:
+    def end_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
         steps = self.counter.count(self.weight, rate_of(self._optimizer))
         if self.buckets.exchange.due(steps):
@@ -254,12 +249,17 @@ class Exchanged(Follower):
 
     def has(self, parameters: Set[int]) -> bool | None:
         """Return whether ranks exchange one of these; see Weighted."""
-        exchanged = self.gradients or self.weights
-        if exchanged is None or exchanged.lost:
+        planned = self._planned
+        if planned is None or planned.lost:
             return False
-        if not parameters.isdisjoint(exchanged.names):
+        if not parameters.isdisjoint(planned.names):
             return True
-        return None if exchanged.world is context.current() else False
+        return None if planned.world is context.current() else False
+
+    @property
+    def _planned(self) -> Gradients | Weights | None:
+        """What this rank exchanges; None if it does not take part."""
+        return self.gradients or self.weights
 
     @property
     def exchanges_weights(self) -> bool:
@@ -307,28 +307,22 @@ class Exchanged(Follower):
     @property
     def weight(self) -> float | None:
         """Weight of this rank in the average of the next steps; None for the plain average."""
-        exchanged = self.gradients or self.weights
-        return None if exchanged is None else exchanged.weight
+        return None if self._planned is None else self._planned.weight
 
     @weight.setter
     def weight(self, weight: float | None) -> None:
-        exchanged = self.gradients or self.weights
-        if exchanged is not None:
-            exchanged.weight = weight
+        if self._planned is not None:
+            self._planned.weight = weight
 
     @property
     def steps(self) -> int:
         """Number of steps that the program has completed; 0 on a rank that does not take part."""
-        if self.weights is not None:
-            return self.weights.counter.steps
-        return 0 if self.gradients is None else self.gradients.steps
+        return 0 if self._planned is None else self._planned.counter.steps
 
     @steps.setter
     def steps(self, steps: int) -> None:
-        if self.weights is not None:
-            self.weights.counter.steps = steps
-        if self.gradients is not None:
-            self.gradients.steps = steps
+        if self._planned is not None:
+            self._planned.counter.steps = steps
 
     @property
     def synchronized(self) -> bool:
@@ -353,17 +347,12 @@ class Exchanged(Follower):
         """Return the state of the exchange and the number of steps."""
         self.check_synchronized("exchange_state")
         samples = None if self.weights is None else self.weights.counter.samples_per_step
-        counts = {SAMPLES_PER_STEP: samples}
-        ranks = self.settings.process_set.size() or 0
-        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
+        return self.settings.save_exchange(self.steps, {SAMPLES_PER_STEP: samples})
 
     @collective
     def load(self, state: SavedExchange) -> None:
         """Restore the result of save() (local; collective if it is from after a switch)."""
-        members = self.settings.process_set
-        first = members.included() and members.rank() == 0
-        exchange = self.settings.make_exchange()
-        self.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
+        self.steps, counts = self.settings.load_exchange(state)
         self._follow_exchange()
         if self.weights is not None:
             self.weights.counter.begin_anew()
@@ -372,8 +361,7 @@ class Exchanged(Follower):
     @collective
     def _follow_exchange(self) -> None:
         """Exchange what the exchange wants now (collective if that has changed)."""
-        planned = self.gradients or self.weights
-        if planned is not None and self.exchanges_weights != (planned is self.weights):
+        if self._planned is not None and self.exchanges_weights != (self.weights is not None):
             self.replan(self.names)
 
     @collective

@@ -21,8 +21,7 @@ from hvdtrain.core.gradient_settings import (
     choose_exchange,
     choose_groups,
 )
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.reducer import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange, SavedExchange
 from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.averaged_gradients import Gradients
@@ -393,7 +392,7 @@ class DistributedOptimizer(OptimizerWrapper):
         gradients = self._exchanged.gradients
         if gradients is not None:
             check_reduced(self._optimizer, gradients.parameters)
-            self._finish(gradients)
+            self._reduce_now(gradients)
             if self._shared is not None:
                 self._shared.keep_gradients()
         self._make_dense()
@@ -427,9 +426,9 @@ class DistributedOptimizer(OptimizerWrapper):
         return any(parameter.grad is not None for parameter in gradients.parameters)
 
     @collective
-    def _finish(self, gradients: Gradients) -> None:
+    def _reduce_now(self, gradients: Gradients) -> None:
         if self._steps is None:
-            gradients.finish()
+            gradients.reduce()
         else:
             self._steps.reduce()
 
@@ -460,7 +459,7 @@ class DistributedOptimizer(OptimizerWrapper):
             raise ValueError("clip_grad_norm_ needs an exchange of gradients, not of weights")
         if gradients is not None and not self._is_reduced(gradients):
             check_reduced(self._optimizer, gradients.parameters)
-            self._finish(gradients)
+            self._reduce_now(gradients)
             self._clipped = True
         self._make_dense()
         if shared is None or shared.kept:
@@ -509,9 +508,9 @@ class DistributedOptimizer(OptimizerWrapper):
             finally:
                 gradients.weight = weight
         if weights is not None:
-            weights.before_step()
+            weights.prepare_step()
             loss = self._step_alone(closure)
-            weights.after_step()
+            weights.end_step()
             return loss
         if self._steps is not None:
             return self._step_shared(self._steps, closure)
@@ -573,7 +572,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if gradients is not None and not skips:
             check_reduced(self._optimizer, gradients.parameters)
             if not self._is_reduced(gradients):
-                self._finish(gradients)
+                self._reduce_now(gradients)
         self._make_dense()
         if gradients is not None:
             gradients.note_removed()

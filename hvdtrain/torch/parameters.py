@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
+from hvdtrain.core.gradients.step_info import StepCounter
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.buckets import Named, ParameterBuckets, ParameterSettings
 from hvdtrain.torch.operations.dynamo import disable_compile, in_compiled_backward
@@ -41,6 +42,7 @@ class ClaimedParameters:
         self.parameters = [parameter for _, parameter in named]
         self.names = {id(parameter): name for name, parameter in named}
         self.weight: float | None = None
+        self.counter = StepCounter()
         self._make_plan()
         self._later: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
         for other, names in CLAIMS.items():
@@ -52,11 +54,11 @@ class ClaimedParameters:
     def _make_plan(self) -> None:
         self.world = context.current()
         self.buckets = ParameterBuckets(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
+        self._leave_channel = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
 
     @collective
     def _remake_plan(self) -> None:
-        self._release()
+        self._leave_channel()
         self._make_plan()
 
     @property

@@ -47,11 +47,11 @@ class Interval:
             )
         return cls(amount, unit)
 
-    def after_step(self, step: int) -> bool:
+    def ends_with_step(self, step: int) -> bool:
         """Return whether the interval ends `step` steps after the very first start."""
         return self.unit == "steps" and step % int(self.amount) == 0
 
-    def after_epoch(self, epoch: int) -> bool:
+    def ends_with_epoch(self, epoch: int) -> bool:
         """Return whether the interval ends `epoch` whole epochs after the very first start."""
         return self.unit == "epochs" and epoch % int(self.amount) == 0
 

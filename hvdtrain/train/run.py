@@ -152,7 +152,7 @@ class Run:
         while not (whole or self._ends or self._heartbeat.interrupts):
             began, before = time.perf_counter(), self._progress
             with on_this_rank():
-                learned = self._loop.train(before.epoch, before.done, self._after_step)
+                learned = self._loop.train(before.epoch, before.done, self._count_step)
             lasted = time.perf_counter() - began
             seconds += lasted
             self._train_seconds += lasted
@@ -230,7 +230,7 @@ class Run:
             self._take_snapshot(leaving)
 
     @collective
-    def _after_step(self) -> bool:
+    def _count_step(self) -> bool:
         """Return whether to continue without a pause."""
         self._state.taken += 1
         step = self._progress.step + self._state.taken
@@ -241,7 +241,7 @@ class Run:
             if self._run_log is not None:
                 with on_this_rank():
                     self._loop.state.reserve()
-        if self._heartbeat.after_step() and self._run_log is not None:
+        if self._heartbeat.count_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._state.total_seconds)
             self._terminal.show_slowest(*self._run_log.statistics.slowest)
         self._call("on_train_batch_end", lambda: {"loss": self._loop.own_loss()})
@@ -250,7 +250,7 @@ class Run:
         due |= self._callbacks.stop_rank is not None
         self._state.pause_due = (
             due
-            or any(every.after_step(step) for every in self._intervals.values())
+            or any(every.ends_with_step(step) for every in self._intervals.values())
             or self._snapshot_is_due(step, None)
         )
         return not self._state.pause_due
@@ -323,8 +323,8 @@ class Run:
         return what in self._heartbeat.due or (
             every is not None
             and (
-                every.after_step(self._progress.step)
-                or (whole and every.after_epoch(self._progress.epoch))
+                every.ends_with_step(self._progress.step)
+                or (whole and every.ends_with_epoch(self._progress.epoch))
             )
         )
 

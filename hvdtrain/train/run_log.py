@@ -130,7 +130,7 @@ class RunLog:
     def ended(self, summary: Summary) -> list[str]:
         """Write the summary, and return the names of the main result files."""
         newest = self._saver.finish()
-        line = self.statistics.line(summary.steps, summary.seconds.total, at_once=True)
+        line = self.statistics.line(summary.steps, summary.seconds.total, last=True)
         if line is not None:
             self._append(RANKS, [line], sync=False)
         with usage_errors(self._directory), replacing(self._directory / SUMMARY) as file:

@@ -89,7 +89,7 @@ def what_is_submitted_while_a_rank_joins_is_not_lost() -> None:
             joined = channel.join()
             late = [summed(f"x{number}", count) for number in range(20)]
             for one in late:
-                channel.submit(one, at_once=True)
+                channel.submit(one, hurry=True)
             channel.wait(joined)
             leave(channel)
             assert all(operation.done for operation in late)

@@ -150,12 +150,15 @@ def _wrap(c: Communicator, dtype: DType, op: ReduceOp) -> None:
 
 
 def _factors(c: Communicator, dtype: DType) -> None:
+    _reduce_with_factors(c, np.empty(1001, dtype.numpy), dtype)
+
+
+def _reduce_with_factors(c: Communicator, array: Array, dtype: DType) -> None:
     # sum_r (r + 1) * pattern_r with wave w: sum_k 3 k^2 + k w for k = 1..N, then halved.
-    wave = np.arange(1001) % 7
-    array = pattern(c.rank, 1001, dtype)
+    array[:] = pattern(c.rank, array.size, dtype)
     c.allreduce(_buffer(array, dtype), ReduceOp.SUM, float(c.rank + 1), 0.5)
     squares, total = c.size * (c.size + 1) * (2 * c.size + 1) // 6, c.size * (c.size + 1) // 2
-    _same(array, encoded((3 * squares + total * wave) * 0.5, dtype))
+    _same(array, encoded((3 * squares + total * (np.arange(array.size) % 7)) * 0.5, dtype))
 
 
 def _rounded_once(c: Communicator, dtype: DType) -> None:
@@ -219,32 +222,27 @@ def _own_part(c: Communicator, whole: Array, counts: list[int]) -> Array:
 def _reduce_scatter(c: Communicator, dtype: DType, op: ReduceOp) -> None:
     even = [15 if rank == 0 else 10 for rank in range(c.size)]  # rows of 5, dealt like Horovod's
     for counts in (_scatter_counts(c), even, [0] * c.size):
-        _reduce_scatter_to(c, dtype, op, counts)
+        _check_scattered(c, counts, reduced(c.size, sum(counts), op, dtype), dtype, op)
 
 
-def _reduce_scatter_to(c: Communicator, dtype: DType, op: ReduceOp, counts: list[int]) -> None:
+def _check_scattered(
+    c: Communicator, counts: list[int], whole: Array, dtype: DType, *how: Any
+) -> None:
     send = pattern(c.rank, sum(counts), dtype)
     before = send.copy()
     receive = np.zeros(counts[c.rank], dtype.numpy)
-    c.reduce_scatter(_buffer(send, dtype), _buffer(receive, dtype), counts, op)
-    _same(receive, _own_part(c, reduced(c.size, sum(counts), op, dtype), counts))
+    c.reduce_scatter(_buffer(send, dtype), _buffer(receive, dtype), counts, *how)
+    _same(receive, _own_part(c, whole, counts))
     _same(send, before)
 
 
 def _reduce_scatter_factors(c: Communicator, dtype: DType) -> None:
-    counts = _scatter_counts(c)
-    send = pattern(c.rank, sum(counts), dtype)
-    before = send.copy()
-    receive = np.zeros(counts[c.rank], dtype.numpy)
-    c.reduce_scatter(
-        _buffer(send, dtype), _buffer(receive, dtype), counts, ReduceOp.SUM, float(c.rank), 2.0
-    )
     # sum_r r (3 (r + 1) + w) = 3 sum (r^2 + r) + w sum r for r = 0..N-1, doubled.
+    counts = _scatter_counts(c)
     n, wave = c.size, np.arange(sum(counts)) % 7
     squares, total = (n - 1) * n * (2 * n - 1) // 6, n * (n - 1) // 2
     whole = encoded(2 * (3 * (squares + total) + total * wave), dtype)
-    _same(receive, _own_part(c, whole, counts))
-    _same(send, before)
+    _check_scattered(c, counts, whole, dtype, ReduceOp.SUM, float(c.rank), 2.0)
 
 
 def _start_max(c: Communicator, dtype: DType) -> None:
@@ -292,12 +290,7 @@ def _empty(c: Communicator, dtype: DType) -> None:
     for count in (0, 1001, 300_007):
         memory = np.asarray(c.empty((count + 16) * dtype.itemsize)).view(dtype.numpy)
         memory[:] = 77
-        inner = memory[16:]
-        inner[:] = pattern(c.rank, count, dtype)
-        c.allreduce(_buffer(inner, dtype), ReduceOp.SUM, float(c.rank + 1), 0.5)
-        squares, total = c.size * (c.size + 1) * (2 * c.size + 1) // 6, c.size * (c.size + 1) // 2
-        wave = np.arange(count) % 7
-        _same(inner, encoded((3 * squares + total * wave) * 0.5, dtype))
+        _reduce_with_factors(c, memory[16:], dtype)
         assert (memory[:16] == 77).all()
 
 

@@ -3,13 +3,12 @@
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from daemons import Scheduler, require_programs
+from daemons import Scheduler, job_script, require_programs
 from run_files import require_each_sample_once, summary_of
 
 from hvdtrain.launch.cluster_environment import free_ports
@@ -206,9 +205,4 @@ def test_generated_scripts(tmp_path: Path) -> None:
 
 
 def written(directory: Path, name: str, *words: object) -> Path:
-    options = [*OPTIONS, "--name", name, "--python", sys.executable, *words]
-    command = [sys.executable, "-m", "hvdtrain", "job", "sge", *map(str, options)]
-    script = directory / f"{name}.sh"
-    with script.open("w") as file:
-        subprocess.run(command, stdout=file, timeout=300, check=True)
-    return script
+    return job_script(directory, name, "sge", *OPTIONS, "--python", sys.executable, *words)

@@ -1,12 +1,11 @@
 """The scripts for Slurm, submitted to it: two nodes on this machine, a rank on each."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from daemons import job_script
 from ranks import mpi_python, torch_beside
 from run_files import both_splits, epochs_of, require_each_sample_once, summary_of
 from slurm import Slurm, require_slurm
@@ -53,11 +52,8 @@ class Site:
     def submit(self, name: str, how: str, *words: object, limit: Sequence[str] = NEVER) -> str:
         options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, *limit]
         mpi, launcher = HOW[how]
-        more = ["--name", name, "--python", str(mpi_python(mpi)), *launcher]
-        command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
-        script = self.directory / f"{name}.sh"
-        with script.open("w") as file:
-            subprocess.run([str(word) for word in command], stdout=file, timeout=300, check=True)
+        more = ["--python", str(mpi_python(mpi)), *launcher]
+        script = job_script(self.directory, name, "slurm", *options, *more, *words)
         return self.slurm.submit(script, torch_beside("mpich"))
 
     def output(self, name: str, job: str) -> Path:

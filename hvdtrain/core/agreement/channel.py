@@ -90,16 +90,16 @@ class Channel:
         self._thread: threading.Thread | None = None
         if self.has_thread:
             self._thread = threading.Thread(
-                target=self._serve, name="hvdtrain-channel", daemon=True
+                target=self._drive_in_thread, name="hvdtrain-channel", daemon=True
             )
             self._thread.start()
 
     @collective
-    def submit(self, operation: Operation, at_once: bool = False) -> None:
+    def submit(self, operation: Operation, hurry: bool = False) -> None:
         """Submit an operation without waiting for it (in any order)."""
         self.queue.add(operation)
         if self.has_thread:
-            if at_once:
+            if hurry:
                 self.queue.hurry()
         elif self.communicator.size == 1:
             self.wait(operation)
@@ -134,7 +134,7 @@ class Channel:
     @collective
     def repeat(
         self,
-        plan: Repeatable,
+        like: Repeatable,
         name: str | None,
         source: Any,
         address_of: Callable[[Any], int],
@@ -144,7 +144,7 @@ class Channel:
 
         It becomes pending only if members are late or differ. Return the result, or None.
         """
-        queue, calls = self.queue, plan.vote_calls
+        queue, calls = self.queue, like.vote_calls
         if calls is None or not self.turn.acquire(False):
             return None
         try:
@@ -155,11 +155,11 @@ class Channel:
                     return None
                 number = 0
                 if not name:  # as `count` does it
-                    self._counts[plan.request.operation] += 1
-                    number = self._counts[plan.request.operation]
+                    self._counts[like.request.operation] += 1
+                    number = self._counts[like.request.operation]
                 self._driver.doing = ()
                 cast, look = calls
-                cast(plan.request.ballot, number, read := address_of(source))
+                cast(like.request.ballot, number, read := address_of(source))
                 if allocate is None:
                     target, written = source, read
                 else:  # meanwhile members arrive
@@ -170,12 +170,12 @@ class Channel:
                     queue.progressed = time.perf_counter()
                     return target
                 name = name or f"{UNNAMED}{number}"
-                operation = plan.operation(name, source, target, read, written)
+                operation = like.operation(name, source, target, read, written)
                 operation.waiters, operation.submitted = 1, time.perf_counter()
                 queue.register(operation)
             self._driver.doing = (operation,)
             with self.blocked.running():
-                self._conclude(operation, plan.finish(verdict))
+                self._conclude(operation, like.finish(verdict))
         except BaseException as error:
             self._fail(error)
         finally:
@@ -210,7 +210,7 @@ class Channel:
         try:
             if not admitted:
                 self.queue.add(operation)
-            self._drive(operation)
+            self._drive_until_done(operation)
         except BaseException:
             # A signal's handler may raise before this thread drives.
             self.queue.wake_drivers()
@@ -219,12 +219,12 @@ class Channel:
     @collective
     def wait(self, operation: Operation) -> Any:
         with self.queue.waiting(operation):
-            self._drive(operation)
+            self._drive_until_done(operation)
         return operation.outcome()
 
     @in_default_arithmetic
     @collective
-    def _drive(self, operation: Operation) -> None:
+    def _drive_until_done(self, operation: Operation) -> None:
         """Take part in rounds until an operation has ended, or wait while another thread does."""
         while not self._is_over(operation):
             if self.turn.acquire(blocking=False):
@@ -245,7 +245,8 @@ class Channel:
         return operation.done or self.queue.closed
 
     @in_default_arithmetic
-    def _serve(self) -> None:
+    def _drive_in_thread(self) -> None:
+        """Take part in rounds whenever operations are pending: the channel's own thread."""
         while self.queue.wait_for_work():
             with self.turn:
                 try:
@@ -336,9 +337,9 @@ class Channel:
             operation.abandon()
         return marker
 
-    def before_closing(self, release: Callable[[], None]) -> None:
+    def before_closing(self, closer: Callable[[], None]) -> None:
         """Register a function for close() to call before it closes the communicator."""
-        self._closers.append(release)
+        self._closers.append(closer)
 
     @collective
     def close(self) -> None:
@@ -354,11 +355,11 @@ class Channel:
     def _end(self, fail: Callable[[], None]) -> None:
         if self._thread is not None:
             self._thread.join()
-        self.queue.release()
+        self.queue.close_alarm()
         with self.turn:
             fail()
-            for release in self._closers:
-                release()
+            for closer in self._closers:
+                closer()
             self.communicator.close()
 
 
@@ -366,12 +367,12 @@ class Channel:
 class Submission:
     """An operation that is prepared for a channel, and may have been submitted.
 
-    Its output is that of `finish`, called with the result, or what was given, or else the result.
+    Its output is that of `convert`, called with the result, or what was given, or else the result.
     """
 
     channel: Channel
     operation: Operation
-    finish: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], Any] | None = None
     output: Any = None
 
     def after(self, streams: Streams) -> Submission:
@@ -398,7 +399,7 @@ class Submission:
                 self.channel.wait(operation)
         if operation.streams is not HOST:
             operation.streams.wait(operation.finished)
-        return self._finished(operation.outcome())
+        return self._converted(operation.outcome())
 
     @collective
     def run(self) -> Any:
@@ -406,11 +407,11 @@ class Submission:
         result = self.channel.run(operation)
         if operation.streams is not HOST:
             operation.streams.wait(operation.finished)
-        return self._finished(result) if self.finish or self.output is None else self.output
+        return self._converted(result) if self.convert or self.output is None else self.output
 
-    def _finished(self, result: object) -> Any:
-        if self.finish is not None:
-            self.output, self.finish = self.finish(result), None
+    def _converted(self, result: object) -> Any:
+        if self.convert is not None:
+            self.output, self.convert = self.convert(result), None
         return result if self.output is None else self.output
 
 

@@ -61,14 +61,14 @@ HASHES = 3
 
 @collective
 def vote(
-    communicator: Communicator, operations: Sequence[Operation], at_once: bool
+    communicator: Communicator, operations: Sequence[Operation], run: bool
 ) -> tuple[list[int], bool]:
     """Wait until every member votes, and find the operations in common, by their positions.
 
-    With `at_once` they are run by the vote, if that is possible. Return whether they are done.
+    With `run` they are run by the vote, if that is possible. Return whether they are done.
     """
     own, order = _vote_on(tuple([operation.request.ballot for operation in operations]))
-    if at_once and _is_batch(operations):
+    if run and _is_batch(operations):
         first, *others = [operations[position] for position in order]
         highest = first.vote(others, communicator, own)
     else:
@@ -172,7 +172,7 @@ _LISTENER = Work(LISTEN)
 
 
 class Driver:
-    """Calls the primitives of a communicator, from one thread at a time."""
+    """Calls a communicator from one thread at a time: the method of its name for each action."""
 
     def __init__(
         self,
@@ -193,8 +193,8 @@ class Driver:
         self._memory: Buffer | None = None
         self._handlers: dict[type[Action], Callable[[Any], Event | None]] = {
             Vote: self._vote,
-            ExchangeReports: self._exchange,
-            RunRequests: self._run,
+            ExchangeReports: self._exchange_reports,
+            RunRequests: self._run_requests,
             Fail: lambda action: self._fail(action.reasons, MismatchError),
             Leave: self._leave,
             FailAll: lambda action: self._fail(
@@ -248,7 +248,7 @@ class Driver:
         self._joined()
         self._queue.end(self._own[JOIN.key], result=action.order)
 
-    def _exchange(self, _: ExchangeReports) -> ReportsExchanged:
+    def _exchange_reports(self, _: ExchangeReports) -> ReportsExchanged:
         operations, own = self._queue.report()
         self._own = {operation.request.key: operation for operation in operations}
         reports = self._reports(own)
@@ -276,7 +276,7 @@ class Driver:
             _logger.warning(message)
         self._queue.end(operation, error(message))
 
-    def _run(self, action: RunRequests) -> None:
+    def _run_requests(self, action: RunRequests) -> None:
         """Run operations of all members; successive ones with equal batch keys as a batch."""
         self._queue.reset_back_off()
         if self._run_by_vote:
@@ -291,12 +291,12 @@ class Driver:
             end = start + len(list(equal))
             batch, start = operations[start:end], end
             if key is not None and len(batch) > 1:
-                self._run_batch(batch)
+                self._execute_batch(batch)
             else:
                 for operation in batch:
-                    self._run_one(operation)
+                    self._execute(operation)
 
-    def _run_batch(self, operations: Sequence[Operation]) -> None:
+    def _execute_batch(self, operations: Sequence[Operation]) -> None:
         self._began(operations)
         for operation in operations:
             if operation.streams is not HOST:
@@ -310,7 +310,7 @@ class Driver:
             self._memory = Buffer.of(self.communicator.empty(_BATCH_BYTES))
         return self._memory
 
-    def _run_one(self, operation: Operation) -> None:
+    def _execute(self, operation: Operation) -> None:
         self._began([operation])
         try:
             if operation.streams is HOST:

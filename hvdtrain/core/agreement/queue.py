@@ -339,7 +339,7 @@ class Queue:
             self._hurry = True
             self._interrupt()
 
-    def release(self) -> None:
+    def close_alarm(self) -> None:
         with self.lock:
             self._alarm.close()
 

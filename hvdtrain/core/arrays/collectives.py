@@ -25,7 +25,7 @@ from hvdtrain.core.allocators import (
     open_places,
     suitable_slices,
 )
-from hvdtrain.core.allreduce import PLANS, AllreducePlan, PlannedAllreduce, keep_plan
+from hvdtrain.core.allreduce import KNOWN_CALLS, AllreduceTemplate, TemplateAllreduce, keep_call
 from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.gathers import rows_of_rank
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -187,16 +187,17 @@ def allreduce(
     # Marked, because torch keeps others.
     kinds = tuple((array.dtype, array.shape) for array in arrays)
     key = ("arrays", name, op, *factors, members, kinds)
-    plan: AllreducePlan | None = PLANS.get(key)
-    if plan is None:
+    template: AllreduceTemplate | None = KNOWN_CALLS.get(key)
+    if template is None:
         wire_op, types = op_on_wire([array.dtype.name for array in arrays], op, *factors)
         full, shapes = channel.name("allreduce", name), [array.shape for array in arrays]
-        plan = operations.plan_allreduce(channel, buffers, shapes, wire_op, full, *factors, types)
+        terms = shapes, wire_op, full, *factors, types
+        template = operations.make_template(channel, buffers, *terms)
         if len(arrays) == 1:
-            keep_plan(plan, channel, key)
+            keep_call(template, channel, key)
     else:
         full = channel.name("allreduce", name)
-    Submission(channel, PlannedAllreduce(plan, full, sources, buffers)).run()
+    Submission(channel, TemplateAllreduce(template, full, sources, buffers)).run()
     return [_from_wire(result, array) for result, array in zip(results, arrays, strict=True)]
 
 

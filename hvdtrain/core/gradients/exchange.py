@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import get_args, get_type_hints
+from typing import TypedDict, get_args, get_type_hints
 
 from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
@@ -34,6 +34,7 @@ __all__ = [
     "Option",
     "ParameterSlice",
     "ParameterView",
+    "SavedExchange",
     "StepInfo",
     "options_of",
     "parse_exchange",
@@ -332,6 +333,29 @@ class Exchange(ABC):
         if state.shared or state.own:
             names = ", ".join(sorted({*state.shared, *state.own}))
             raise ValueError(f"exchange {self.spec!r} keeps nothing, but was given {names}")
+
+
+# Counts of the optimizer beside the state of its exchange: mean number of samples of all ranks in a
+# step, and number of steps before its own state was reset.
+SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"
+
+
+class SavedExchange(TypedDict):
+    """The state of an exchange on one rank, as plain data.
+
+    Attributes:
+        spec: description of the exchange.
+        steps: number of steps that the program has completed.
+        ranks: number of ranks that take part.
+        shared: arrays that are equal on all ranks, and counts of the optimizer, by name.
+        own: arrays of this rank, by name.
+    """
+
+    spec: str
+    steps: int
+    ranks: int
+    shared: dict[str, HostArray]
+    own: dict[str, HostArray]
 
 
 Option = bool | int | float | str

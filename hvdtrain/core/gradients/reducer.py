@@ -1,27 +1,22 @@
-"""The reducer: reduces gradients by a bucket plan, while another thread fills the buckets.
-
-And the state of its exchange, as checkpoints have it.
-"""
+"""The reducer: reduces gradients by a bucket plan, while another thread fills the buckets."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import numpy as np
 
-from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import STEPS, Request, device_details, device_types
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, Kind
+from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
@@ -29,8 +24,6 @@ from hvdtrain.core.places import PlacedBucket
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import DType, ReduceOp
-
-_logger = logging.getLogger("hvdtrain")
 
 
 def step_request(
@@ -142,13 +135,13 @@ class Reducer:
             partial(self.channel.call_listeners, self.channel.ranks),
         )
 
-    def launch(self, held: bool = False) -> bool:
+    def launch(self, pass_ended: bool = False) -> bool:
         """Launch the buckets whose gradients are all ready; return whether to submit the step.
 
-        If `together`, they are held until all gradients are ready; `held` launches them earlier.
+        If `together`, they wait until all gradients are ready or `pass_ended`, of a backward pass.
         """
         early = not self.step.all_ready
-        if early and (self.exchange.at_once or (self.together and not held)):
+        if early and (self.exchange.at_once or (self.together and not pass_ended)):
             return False
         self.step.launch_ready()  # in the order of the plan
         if self.step.own is not None or not self.step.launched:
@@ -169,12 +162,12 @@ class Reducer:
             self.channel.counted(self.name) if self._counted else None,
         )
         try:
-            self.channel.submit(self.step.submitted_with(request, own), at_once=True)
+            self.channel.submit(self.step.submitted_with(request, own), hurry=True)
         except BaseException:
             self.forget()  # it will not be reduced
             raise
 
-    def end_pass(self) -> int:
+    def wait_for_launched(self) -> int:
         """Wait until all launched buckets are reduced; return how many are.
 
         Call it at the end of each backward pass. It does not wait for a bucket that some rank has
@@ -264,67 +257,3 @@ class Reducer:
     def count_step(self) -> None:
         """Count a step of the program, for the requests of the next steps."""
         self.channel.count(self.name)
-
-
-# Counts of the optimizer beside the state of its exchange: mean number of samples of all ranks in a
-# step, and number of steps before its own state was reset.
-SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"
-
-
-class SavedExchange(TypedDict):
-    """The state of an exchange on one rank, as plain data.
-
-    Attributes:
-        spec: description of the exchange.
-        steps: number of steps that the program has completed.
-        ranks: number of ranks that take part.
-        shared: arrays that are equal on all ranks, and counts of the optimizer, by name.
-        own: arrays of this rank, by name.
-    """
-
-    spec: str
-    steps: int
-    ranks: int
-    shared: dict[str, HostArray]
-    own: dict[str, HostArray]
-
-
-def save_exchange(
-    exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
-) -> SavedExchange:
-    """Return a copy of the state of an exchange."""
-    state = exchange.state()
-    known = {name: np.array(count) for name, count in counts.items() if count is not None}
-    return SavedExchange(
-        spec=exchange.spec,
-        steps=steps,
-        ranks=ranks,
-        shared={**state.shared, **known},
-        own=dict(state.own),
-    )
-
-
-def load_exchange(
-    exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
-) -> tuple[int, dict[str, float]]:
-    """Restore an exchange; with another number of ranks, their own arrays start over."""
-    if saved["spec"] != exchange.spec:
-        raise ValueError(
-            f"the state belongs to exchange {saved['spec']!r}, but this is {exchange.spec!r}: "
-            "create the optimizer with that exchange, or start without the state"
-        )
-    shared, own = dict(saved["shared"]), saved["own"]
-    counts = {
-        name: float(shared.pop(name))
-        for name in (SAMPLES_PER_STEP, FORGOTTEN_STEPS)
-        if name in shared
-    }
-    if saved["ranks"] != ranks:
-        if own and first:
-            _logger.warning(
-                f"exchange {exchange.spec!r}: its state was saved by {saved['ranks']} ranks, and "
-                f"now there are {ranks}: each rank's private state is reset"
-            )
-        own = {}
-    exchange.load(ExchangeState(shared, own))
-    return saved["steps"], counts

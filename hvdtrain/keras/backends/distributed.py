@@ -14,8 +14,11 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.fused import Layout, exchange_fused, is_overwritten
 from hvdtrain.core.gradient_settings import GradientSettings, register_weighted
-from hvdtrain.core.gradients.exchange import Exchange, InnerState
-from hvdtrain.core.gradients.reducer import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradients.exchange import (
+    Exchange,
+    InnerState,
+    SavedExchange,
+)
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.process_set import stays_alone
 from hvdtrain.errors import UsageError
@@ -230,14 +233,10 @@ class GradientReduction:
 
     def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
         counts = {} if self.weights is None else self.weights.counts(optimizer)
-        ranks = self.settings.process_set.size() or 0
-        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
+        return self.settings.save_exchange(self.steps, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        members = self.settings.process_set
-        first = members.included() and members.rank() == 0
-        exchange = self.settings.make_exchange()
-        self._counter.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
+        self._counter.steps, counts = self.settings.load_exchange(state)
         if self.weights is not None:
             self.weights.begin_anew(counts)
 

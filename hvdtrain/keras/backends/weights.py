@@ -20,8 +20,13 @@ from hvdtrain.core.arrays.fused import (
     reduce_present,
 )
 from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.core.gradients.exchange import InnerState, LocalSteps, StepInfo
-from hvdtrain.core.gradients.reducer import FORGOTTEN_STEPS, SAMPLES_PER_STEP
+from hvdtrain.core.gradients.exchange import (
+    FORGOTTEN_STEPS,
+    SAMPLES_PER_STEP,
+    InnerState,
+    LocalSteps,
+    StepInfo,
+)
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.keras.backends.backend import Backend
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array

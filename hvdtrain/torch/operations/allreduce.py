@@ -28,7 +28,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.allreduce import PLANS, AllreducePlan, PlannedAllreduce, keep_plan
+from hvdtrain.core.allreduce import KNOWN_CALLS, AllreduceTemplate, TemplateAllreduce, keep_call
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.operations import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.process_set import (
@@ -57,7 +57,7 @@ _NONE, _data_ptr = Compression.none, torch.Tensor.data_ptr
 
 
 @dataclass(slots=True)
-class _Plan:
+class _KnownCall:
     """What calls have in common that differ in their tensors only."""
 
     channel: Channel
@@ -68,13 +68,13 @@ class _Plan:
     on_host: bool
     wire_op: ReduceOp
     kinds: list[str]
-    reduction: AllreducePlan | None = None
+    reduction: AllreduceTemplate | None = None
     # Of one tensor: how calls are known again, and the last one's, which was plain.
     terms: tuple[Any, ...] = ()
     dtype: torch.dtype | None = None
     shape: torch.Size | None = None
     seen: Callable[[], object] = object
-    repeatable: AllreducePlan | None = None  # the reduction, if it is of the tensor itself
+    repeatable: AllreduceTemplate | None = None  # the reduction, if it is of the tensor itself
 
 
 def allreduce_handle(
@@ -85,50 +85,51 @@ def allreduce_handle(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     in_place: bool = False,
-    plan: _Plan | None = None,
+    call: _KnownCall | None = None,
 ) -> Handle:
     """Prepare the reduction of one tensor or of a group, whose output is a list of tensors."""
     terms = (name, op, prescale_factor, postscale_factor, process_set)
-    if plan is None:
-        plan = (len(tensors) == 1 and _find(tensors[0], terms)) or _make(tensors, *terms)
-    monitor.exchanged += plan.elements
+    if call is None:
+        call = (len(tensors) == 1 and _find(tensors[0], terms)) or _make(tensors, *terms)
+    monitor.exchanged += call.elements
     sources: Tensors
     targets: Tensors
-    if plan.copies or not plan.on_host:
+    if call.copies or not call.on_host:
         sources = [
             route.own(tensor) if wire is None else route.copied(tensor, wire)
-            for wire, route, tensor in zip(plan.wires, plan.routes, tensors, strict=True)
+            for wire, route, tensor in zip(call.wires, call.routes, tensors, strict=True)
         ]
         targets = sources
         if not in_place:  # copies are reduced in place anyway
-            pairs = zip(plan.wires, sources, strict=True)
+            pairs = zip(call.wires, sources, strict=True)
             targets = [torch.empty_like(each) if wire is None else each for wire, each in pairs]
     else:
         sources, targets = tensors, tensors if in_place else [*map(torch.empty_like, tensors)]
-    channel = plan.channel
+    channel = call.channel
     if not name or type(name) is not str:
         name = channel.name("allreduce", name)
-    reduction = plan.reduction or _check(plan, terms, name, tensors, targets)
-    if plan.on_host:
-        operation = PlannedAllreduce(reduction, name, sources, targets, _data_ptr)
+    reduction = call.reduction or _check(call, terms, name, tensors, targets)
+    if call.on_host:
+        operation = TemplateAllreduce(reduction, name, sources, targets, _data_ptr)
     else:
-        operation = PlannedAllreduce(reduction, name, *_buffers(plan, sources, targets))
+        operation = TemplateAllreduce(reduction, name, *_buffers(call, sources, targets))
     handle = Handle(channel, operation, None, tensors if in_place else targets)
-    if plan.copies:
-        each = list(zip(plan.wires, plan.routes, tensors, targets, strict=True))
-        handle.finish = lambda _: [_result(*one, in_place) for one in each]
-    return handle if plan.on_host else order(handle, plan.routes)
+    if call.copies:
+        each = list(zip(call.wires, call.routes, tensors, targets, strict=True))
+        handle.convert = lambda _: [_result(*one, in_place) for one in each]
+    return handle if call.on_host else order(handle, call.routes)
 
 
-def _find(tensor: torch.Tensor, terms: tuple[Any, ...]) -> _Plan | None:
-    """Return what was planned for such a call; only for a tensor that needs no preparation."""
+def _find(tensor: torch.Tensor, terms: tuple[Any, ...]) -> _KnownCall | None:
+    """Return what is known of such a call; only for a tensor that needs no preparation."""
     name = terms[0]
     if name is not None and type(name) is not str:
         return None
-    plan: _Plan | None = PLANS.get(name)  # the last one of this name, usually the right one
+    # The last one of this name, usually the right one.
+    call: _KnownCall | None = KNOWN_CALLS.get(name)
     # Of one tensor only shape and strides change. These checks release the GIL, which would wake
     # the channel's thread.
-    seen = plan is not None and plan.seen() is tensor
+    seen = call is not None and call.seen() is tensor
     if not (
         (seen or type(tensor) is torch.Tensor)
         and tensor.is_cpu
@@ -137,20 +138,20 @@ def _find(tensor: torch.Tensor, terms: tuple[Any, ...]) -> _Plan | None:
     ):
         return None
     if (
-        plan is None
-        or plan.dtype is not tensor.dtype
-        or plan.terms != terms
-        or plan.shape != tensor.shape
+        call is None
+        or call.dtype is not tensor.dtype
+        or call.terms != terms
+        or call.shape != tensor.shape
     ):
         require_process_set(terms[-1])
-        plan = PLANS.get((terms, tensor.dtype, tensor.shape))
-        if plan is None:
+        call = KNOWN_CALLS.get((terms, tensor.dtype, tensor.shape))
+        if call is None:
             return None
-        keep_plan(plan, plan.channel, name)
+        keep_call(call, call.channel, name)
         seen = False
     if not seen:
-        plan.seen = weakref.ref(tensor)
-    return plan
+        call.seen = weakref.ref(tensor)
+    return call
 
 
 def _make(
@@ -160,8 +161,8 @@ def _make(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-) -> _Plan:
-    """Plan a call, and check what can be checked without its memory."""
+) -> _KnownCall:
+    """Find what such calls have in common; check what can be checked without their memory."""
     require_tensors(tensors)
     kinds = [dtype_of(tensor).value for tensor in tensors]
     wire_op, kinds = op_on_wire(kinds, op, prescale, postscale)
@@ -174,23 +175,23 @@ def _make(
     elements = sum(tensor.numel() for tensor in tensors)
     on_host = all(tensor.is_cpu for tensor in tensors)
     copies = any(wire is not None for wire in wires)
-    return _Plan(channel, routes, wires, copies, elements, on_host, wire_op, kinds)
+    return _KnownCall(channel, routes, wires, copies, elements, on_host, wire_op, kinds)
 
 
 def _check(
-    plan: _Plan, terms: tuple[Any, ...], full_name: str, tensors: Tensors, targets: Tensors
-) -> AllreducePlan:
-    """Check a call that was not planned before, and keep the plan for others like it."""
+    call: _KnownCall, terms: tuple[Any, ...], full_name: str, tensors: Tensors, targets: Tensors
+) -> AllreduceTemplate:
+    """Check a call that is not call, and keep what is found for others like it."""
     name, _, prescale, postscale, _ = terms
-    plan.reduction = operations.plan_allreduce(
-        plan.channel,
+    call.reduction = operations.make_template(
+        call.channel,
         [as_buffer(target) for target in targets],
         [tensor.shape for tensor in tensors],
-        plan.wire_op,
+        call.wire_op,
         full_name,
         prescale,
         postscale,
-        plan.kinds,
+        call.kinds,
     )
     tensor = tensors[0]
     if (
@@ -200,20 +201,20 @@ def _check(
         and is_plain(tensor)
         and (name is None or type(name) is str)
     ):
-        plan.terms, plan.dtype, plan.shape = terms, tensor.dtype, tensor.shape
-        plan.seen = weakref.ref(tensor)
-        if not plan.copies and plan.reduction.request.name == (name or ""):
-            plan.repeatable = plan.reduction
-        keep_plan(plan, plan.channel, name, (terms, tensor.dtype, tensor.shape))
-    return plan.reduction
+        call.terms, call.dtype, call.shape = terms, tensor.dtype, tensor.shape
+        call.seen = weakref.ref(tensor)
+        if not call.copies and call.reduction.request.name == (name or ""):
+            call.repeatable = call.reduction
+        keep_call(call, call.channel, name, (terms, tensor.dtype, tensor.shape))
+    return call.reduction
 
 
 def _buffers(
-    plan: _Plan, sources: Tensors, targets: Tensors
+    call: _KnownCall, sources: Tensors, targets: Tensors
 ) -> tuple[Sequence[Buffer], Sequence[Buffer]]:
     """Return buffers of tensors of which some are on a device, whose streams keep them."""
     read, written = [], []
-    for route, wire, source, target in zip(plan.routes, plan.wires, sources, targets, strict=True):
+    for route, wire, source, target in zip(call.routes, call.wires, sources, targets, strict=True):
         if wire is None:
             for memory in (source, target):
                 route.streams.keep(memory)
@@ -371,25 +372,24 @@ def allreduce(
     Returns:
         A tensor of the input's shape, dtype and device.
     """
-    plan, compiling = None, "torch._dynamo" in modules and is_compiling()
+    call, compiling = None, "torch._dynamo" in modules and is_compiling()
     if not compiling and average is None and compression is _NONE:
         reduction = _AVERAGE if op is None else op
-        planned = (name, reduction, prescale_factor, postscale_factor, process_set)
-        plan = _find(tensor, planned)
-        if plan is not None and plan.repeatable is not None and not tensor.requires_grad:
+        call = _find(tensor, (name, reduction, prescale_factor, postscale_factor, process_set))
+        if call is not None and call.repeatable is not None and not tensor.requires_grad:
             result: torch.Tensor | None
-            result = plan.channel.repeat(plan.repeatable, name, tensor, _data_ptr, torch.empty_like)
+            result = call.channel.repeat(call.repeatable, name, tensor, _data_ptr, torch.empty_like)
             if result is not None:
-                monitor.exchanged += plan.elements
+                monitor.exchanged += call.elements
                 return result
     terms = (name, compression, op, prescale_factor, postscale_factor, process_set)
-    return _allreduce(plan, tensor, average, *terms)
+    return _allreduce(call, tensor, average, *terms)
 
 
 @disable_compile
 @collective
 def _allreduce(
-    plan: _Plan | None,
+    call: _KnownCall | None,
     tensor: torch.Tensor,
     average: bool | None,
     name: str | None,
@@ -400,7 +400,7 @@ def _allreduce(
     terms = (choose_op(op, average), name, *rest)
     if compression is not Compression.none or getattr(tensor, "requires_grad", False):
         return run_compressed(ALLREDUCE, [tensor], compression, *terms)[0]
-    reduced: torch.Tensor = allreduce_handle((tensor,), *terms, False, plan).run()[0]
+    reduced: torch.Tensor = allreduce_handle((tensor,), *terms, False, call).run()[0]
     return reduced
 
 
@@ -464,19 +464,19 @@ def allreduce_(
         tensor: tensor to reduce in place.
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
-    plan, compiling = None, "torch._dynamo" in modules and is_compiling()
+    call, compiling = None, "torch._dynamo" in modules and is_compiling()
     if not compiling and average is None:
         reduction = _AVERAGE if op is None else op
-        plan = _find(tensor, (name, reduction, prescale_factor, postscale_factor, process_set))
+        call = _find(tensor, (name, reduction, prescale_factor, postscale_factor, process_set))
         if (
-            plan is not None
-            and plan.repeatable is not None
-            and plan.channel.repeat(plan.repeatable, name, tensor, _data_ptr, None) is not None
+            call is not None
+            and call.repeatable is not None
+            and call.channel.repeat(call.repeatable, name, tensor, _data_ptr, None) is not None
         ):
-            monitor.exchanged += plan.elements
+            monitor.exchanged += call.elements
             return tensor
     op, factors = choose_op(op, average), (prescale_factor, postscale_factor)
-    _allreduce_((tensor,), op, name, *factors, process_set, True, plan)
+    _allreduce_((tensor,), op, name, *factors, process_set, True, call)
     return tensor
 
 

@@ -123,7 +123,7 @@ def sparse_allreduce_async(
     handle = allgather_handle([indices, tensor._values()], name, process_set)
     size = process_set.size() or 1
 
-    def finish(gathered: list[torch.Tensor]) -> torch.Tensor:
+    def convert(gathered: list[torch.Tensor]) -> torch.Tensor:
         rows, values = gathered
         if op is ReduceOp.AVERAGE:
             values = values / size
@@ -133,7 +133,7 @@ def sparse_allreduce_async(
             rows.t(), values, tensor.shape, device=values.device, check_invariants=check
         )
 
-    return handle.then(finish).start()
+    return handle.then(convert).start()
 
 
 @collective
@@ -167,13 +167,13 @@ def allgather_handle(
         channel, [as_buffer(tensor) for tensor in sent], [tensor.shape for tensor in sent], name
     )
 
-    def finish(gathered: list[tuple[Buffer, list[int]]]) -> list[torch.Tensor]:
+    def convert(gathered: list[tuple[Buffer, list[int]]]) -> list[torch.Tensor]:
         return [
             route.received(buffer, tensor).reshape(sum(rows), *tensor.shape[1:])
             for route, tensor, (buffer, rows) in zip(routes, tensors, gathered, strict=True)
         ]
 
-    return _handle(submitted, routes, finish)
+    return _handle(submitted, routes, convert)
 
 
 def _routes(tensors: Tensors, process_set: ProcessSet) -> tuple[Channel, list[Route]]:
@@ -184,9 +184,9 @@ def _routes(tensors: Tensors, process_set: ProcessSet) -> tuple[Channel, list[Ro
 
 
 def _handle(
-    submitted: Submission, routes: Sequence[Route], finish: Callable[[Any], object]
+    submitted: Submission, routes: Sequence[Route], convert: Callable[[Any], object]
 ) -> Handle:
-    return Handle(submitted.channel, order(submitted, routes).operation, finish)
+    return Handle(submitted.channel, order(submitted, routes).operation, convert)
 
 
 ALLGATHER = Verb(
@@ -279,13 +279,13 @@ def _alltoall_handle(
     sent = route.sent(tensor if counts is None or not tensor.dim() else tensor[: sum(counts)])
     submitted = operations.alltoall(channel, as_buffer(sent), sent.shape, counts, name)
 
-    def finish(result: tuple[Buffer, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def convert(result: tuple[Buffer, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         buffer, received = result
         rows = route.received(buffer, tensor).reshape(sum(received), *tensor.shape[1:])
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
         return rows, torch.tensor(received, dtype=torch.int32, device=device)
 
-    return _handle(submitted, [route], finish)
+    return _handle(submitted, [route], convert)
 
 
 ALLTOALL = Verb(_alltoall_handle, _alltoall_gradient)
@@ -397,14 +397,14 @@ def _broadcast_handle(
     sent = route.own(tensor) if direct else route.copied(tensor)
     submitted = operations.broadcast(channel, as_buffer(sent), tensor.shape, root_rank, name)
 
-    def finish(_: None) -> list[torch.Tensor]:
+    def convert(_: None) -> list[torch.Tensor]:
         if not in_place:
             return [route.returned(sent, tensor)]
         if not direct:
             route.write_back(sent, tensor)
         return [tensor]
 
-    return _handle(submitted, [route], finish)
+    return _handle(submitted, [route], convert)
 
 
 BROADCAST = Verb(_broadcast_handle, _broadcast_gradient)
@@ -551,7 +551,7 @@ def _reducescatter_handle(
 
     size, rank = process_set.size() or 1, process_set.rank() or 0
 
-    def finish(buffers: list[Buffer]) -> list[torch.Tensor]:
+    def convert(buffers: list[Buffer]) -> list[torch.Tensor]:
         return [
             route.received(buffer, tensor).reshape(
                 rows_of_rank(tensor.shape[0], rank, size), *tensor.shape[1:]
@@ -559,7 +559,7 @@ def _reducescatter_handle(
             for (route, tensor), buffer in zip(pairs, buffers, strict=True)
         ]
 
-    return _handle(submitted, routes, finish)
+    return _handle(submitted, routes, convert)
 
 
 REDUCESCATTER = Verb(_reducescatter_handle, _reducescatter_gradient)

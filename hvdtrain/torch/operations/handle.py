@@ -47,13 +47,13 @@ class Handle(Submission):
 
     def then(self, function: Callable[[Any], Any]) -> Handle:
         """Make the output function(output) instead."""
-        finish, output = self.finish, self.output
-        self.finish = lambda result: function(finish(result) if finish else output)
+        convert, output = self.convert, self.output
+        self.convert = lambda result: function(convert(result) if convert else output)
         return self
 
     def first(self) -> Handle:
         """Make the output only the first of several."""
-        if self.finish is not None:
+        if self.convert is not None:
             return self.then(lambda outputs: outputs[0])
         self.output = self.output[0]
         return self

@@ -59,7 +59,7 @@ class _DivergenceMonitor:
             self._addresses -= _addresses(parameters_of(optimizer))
         if not self._installed:
             self._installed = True
-            register_optimizer_step_post_hook(self._after_step)
+            register_optimizer_step_post_hook(self._note_step)
 
     def note_wrapped(self, optimizer: torch.optim.Optimizer) -> None:
         """Stop monitoring an optimizer whose gradients are reduced, and others of its parameters.
@@ -70,7 +70,7 @@ class _DivergenceMonitor:
         self._addresses -= _addresses(parameters_of(optimizer))
 
     @disable_compile
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _note_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self._addresses or optimizer in self._wrapped or not context.is_initialized():
             return
         progress = self._progress.get(optimizer)

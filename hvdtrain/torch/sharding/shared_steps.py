@@ -86,7 +86,7 @@ class TorchSharedSteps:
             )
         if self.active and self.gradients.open and not self._whole:
             self.gradients.check_unchanged()
-        self.gradients.finish()
+        self.gradients.reduce()
         self.kept, self._scaled = self._whole, False
         self.follow()
         if self._update is not None:

@@ -205,7 +205,7 @@ class OwnerUpdate(ABC):
         self._exchange.whole = whole or self._exchange.whole_tensors
         if not kept:
             self.buckets.drop()
-        self.buckets.release()
+        self.buckets.leave_to_program()
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiply the reduced gradients that this rank owns, at the latest in the step."""

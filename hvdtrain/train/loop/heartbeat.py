@@ -162,7 +162,7 @@ class Heartbeat:
         self._monitor = ResourceMonitor()
 
     @collective
-    def after_step(self) -> bool:
+    def count_step(self) -> bool:
         """Count a step; return whether the ranks have exchanged (the same on all)."""
         self._left -= 1
         if self._left:
@@ -251,9 +251,9 @@ class RankStatistics:
         rank = int(compute.argmax())
         self.slowest = (rank, float(compute[rank]) / self._seconds)
 
-    def line(self, step: int, seconds: float, at_once: bool = False) -> dict[str, Any] | None:
+    def line(self, step: int, seconds: float, last: bool = False) -> dict[str, Any] | None:
         """Return a line of ranks.jsonl and start the next; None if too little time has passed."""
-        if self._last is None or (self._seconds < _LINE_SECONDS and not at_once):
+        if self._last is None or (self._seconds < _LINE_SECONDS and not last):
             return None
         blocked = np.asarray(self._blocked)
         line = {

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.collective import collective
-from hvdtrain.core.gradients.reducer import SavedExchange
+from hvdtrain.core.gradients.exchange import SavedExchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError

@@ -89,8 +89,8 @@ class Snapshots:
         """Return whether one is due, until it is taken (the same on all ranks)."""
         every = self._every
         if every is not None:
-            self._waits |= every.after_step(step)
-            self._waits |= epoch is not None and every.after_epoch(epoch)
+            self._waits |= every.ends_with_step(step)
+            self._waits |= epoch is not None and every.ends_with_epoch(epoch)
         return size > 1 and (self._waits or SNAPSHOT in timers)
 
     @collective

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from find_faults import FAULTS, Ranks, script
+from find_faults import Ranks, count_equal
 from keras_drawing import draw
 from tensorflow_environment import keras_variables, tensorflow_python
 
@@ -28,18 +28,8 @@ _FOUND: dict[tuple[str, int], list[dict[str, Any]]] = {
     ],
 )
 def test_keras_programs_give_what_one_process_gives(backend: str, np: int, count: int) -> None:
-    programs: list[tuple[int | None, Any]] = [
-        *((seed, draw(seed, backend)) for seed in range(count))
-    ]
+    programs: list[tuple[int | None, Any]] = [(n, draw(n, backend)) for n in range(count)]
     programs += [(None, program) for program in _FOUND.get((backend, np), [])]
-    trained = 0
     env = keras_variables(backend) | {"OMP_NUM_THREADS": "1"}
     with Ranks("keras_programs", np, python=tensorflow_python(), env=env) as ranks:
-        for seed, program in programs:
-            result = ranks.run(program)
-            faults = FAULTS if seed is not None else (*FAULTS, "refused", "invalid")
-            assert result["outcome"] not in faults, (
-                f"seed {seed} on {backend}\n{script('keras_programs', program, result, np)}"
-            )
-            trained += result["outcome"] == "equal"
-    assert trained >= 0.8 * count
+        assert count_equal(ranks, programs, f" on {backend}") >= 0.8 * count

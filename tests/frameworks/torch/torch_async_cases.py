@@ -251,7 +251,7 @@ def process_sets() -> None:
 def join_with_uneven_data() -> None:
     n, r = hvd.size(), hvd.rank()
     for step in range(3 * (r + 1)):
-        for name in ("step", None):  # again and again, so that both are planned
+        for name in ("step", None):  # again and again, so that both are known
             total = hvd.allreduce(torch.ones(2), op=hvd.Sum, name=name)
             assert total.tolist() == [n - step // 3] * 2, (step, total)
     assert hvd.join() == n - 1

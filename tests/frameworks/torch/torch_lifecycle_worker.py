@@ -70,17 +70,17 @@ def operations_that_are_pending_at_shutdown() -> None:
     assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="of rank 0").item() == size
 
 
-def a_call_that_is_planned_while_the_job_ends() -> None:
-    """As by another thread: its channel has closed, and what was planned for it has gone."""
+def a_call_that_becomes_known_while_the_job_ends() -> None:
+    """As by another thread: its channel has closed, and what was known of it has gone."""
     value = torch.tensor([hvd.rank() + 1.0])
 
     def call() -> None:
-        refused(HvdtrainError, lambda: hvd.allreduce(value, name="planned", op=hvd.Sum))
+        refused(HvdtrainError, lambda: hvd.allreduce(value, name="known", op=hvd.Sum))
 
     context.current().world.before_closing(call)
     hvd.shutdown()
     hvd.init()
-    total = hvd.allreduce(value, name="planned", op=hvd.Sum)
+    total = hvd.allreduce(value, name="known", op=hvd.Sum)
     assert total.item() == mean_of_ranks() * hvd.size()
 
 

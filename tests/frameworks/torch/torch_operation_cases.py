@@ -145,7 +145,7 @@ def arguments_that_make_no_sense() -> None:
 
 
 def ranks_that_differ_are_all_told() -> None:
-    """In a first call, and in those after it, which are planned."""
+    """In a first call, and in those after it, which are known."""
     n, r = hvd.size(), hvd.rank()
     if n == 1:
         return

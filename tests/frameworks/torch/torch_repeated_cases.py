@@ -17,8 +17,8 @@ def total(values: torch.Tensor) -> torch.Tensor:
     return n * values + n * (n - 1) // 2
 
 
-def plans_beside_single_operations_and_groups() -> None:
-    """Some ranks vote by a plan, others with an operation, as autograd must record it.
+def templates_beside_single_operations_and_groups() -> None:
+    """Some ranks vote by a template, others with an operation, as autograd must record it.
 
     Numbers are around what is added by every rank, and around the size of a chunk.
     """
@@ -80,7 +80,7 @@ def repeated_sums_of_types_that_are_converted() -> None:
 
 
 def tensors_that_have_changed_since_the_last_call() -> None:
-    """Each as the first tensor of the plan, and the same tensor in another shape or layout."""
+    """Each as the first tensor of the template, and the same tensor in another shape or layout."""
     n, r = hvd.size(), hvd.rank()
     square = mine(4, 4)
     for _ in range(2):

@@ -16,8 +16,7 @@ from torch_training import check_equal, difference, drawn, gradients
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.reducer import SavedExchange
+from hvdtrain.core.gradients.exchange import Exchange, SavedExchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.errors import MismatchError
 

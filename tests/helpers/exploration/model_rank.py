@@ -232,7 +232,7 @@ def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]
 
 
 def _vote(member: _Ballots, requests: tuple[Request, ...]) -> list[int]:
-    positions, _ = driver.vote(member, [Work(request) for request in requests], at_once=True)
+    positions, _ = driver.vote(member, [Work(request) for request in requests], run=True)
     if len(requests) == 1 and member.own.tobytes() != requests[0].ballot * driver.HASHES:
         raise Fault(f"a round with {requests[0]} alone sends another vote")
     return positions

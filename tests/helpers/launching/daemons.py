@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,16 @@ def require_programs(programs: Sequence[str], package: str, required: str) -> No
         pytest.fail(f"{required}=1, but {reason}")
     if reason:
         pytest.skip(reason)
+
+
+def job_script(directory: Path, name: str, scheduler: str, *words: object) -> Path:
+    """Write the script that `hvdtrain job` prints."""
+    options = [scheduler, "--name", name, *map(str, words)]
+    command = [sys.executable, "-m", "hvdtrain", "job", *options]
+    script = directory / f"{name}.sh"
+    with script.open("w") as file:
+        subprocess.run(command, stdout=file, timeout=300, check=True)
+    return script
 
 
 def find_program(name: str) -> str | None:

@@ -41,7 +41,7 @@ class Ranks:
     """Ranks of one launch, which is started again after a program that ends it."""
 
     def __init__(self, module: str, np: int, patience_seconds: float = 120, **how: Any) -> None:
-        self._module, self.np, self._patience, self._how = module, np, patience_seconds, how
+        self.module, self.np, self._patience, self._how = module, np, patience_seconds, how
         self._job: Job | None = None
 
     def __enter__(self) -> Self:
@@ -81,7 +81,7 @@ class Ranks:
             listener.bind(address)
             listener.listen(self.np)
             listener.settimeout(_START_SECONDS)
-            self._job = launch(_RANK, self.np, args=[self._module, address], **self._how)
+            self._job = launch(_RANK, self.np, args=[self.module, address], **self._how)
             self._streams, self._pids, self._sockets = {}, {}, {}
             for _ in range(self.np):
                 connection, _ = listener.accept()
@@ -205,6 +205,18 @@ def script(module: str, program: Program, result: dict[str, Any], np: int) -> st
         "hvd.init()\nprint(hvd.rank(), run(PROGRAM, hvd.rank(), hvd.size()), flush=True)\n"
         "faulthandler.cancel_dump_traceback_later()\n"
     )
+
+
+def count_equal(ranks: Ranks, programs: list[tuple[int | None, Program]], about: str = "") -> int:
+    """Run programs, by seed or such as must train; return how many gave what one process gives."""
+    equal = 0
+    for seed, program in programs:
+        result = ranks.run(program)
+        faults = FAULTS if seed is not None else (*FAULTS, "refused", "invalid")
+        told = f"seed {seed}{about}\n{script(ranks.module, program, result, ranks.np)}"
+        assert result["outcome"] not in faults, told
+        equal += result["outcome"] == "equal"
+    return equal
 
 
 def _fails(ranks: Ranks, kind: str, drawing: Any, program: Program) -> bool:

@@ -12,7 +12,7 @@ from hvdtrain.train.loop import heartbeat
 
 
 def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
-    steps, plain = count(1), heartbeat.Heartbeat.after_step
+    steps, plain = count(1), heartbeat.Heartbeat.count_step
 
     def acting(self: heartbeat.Heartbeat) -> bool:
         if next(steps) == step:
@@ -20,7 +20,7 @@ def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) 
         return plain(self)
 
     patches.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
-    patches.setattr(heartbeat.Heartbeat, "after_step", acting)
+    patches.setattr(heartbeat.Heartbeat, "count_step", acting)
 
 
 def stop_in_step(patches: pytest.MonkeyPatch, step: int) -> None:
