@@ -264,44 +264,6 @@ def _mirrored(task: ContenderTask, place: ProcessPlace) -> Approach:
     )
 
 
-def _multiworker(task: ContenderTask, place: ProcessPlace) -> Approach:
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    return Approach(library=f"TensorFlow {tf.__version__}", scope=strategy.scope)
-
-
-def _serve_unless_chief() -> Any:
-    """Return the cluster on its chief; serve it on workers and servers, until the job is ended."""
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    if resolver.task_type in ("worker", "ps"):
-        server = tf.distribute.Server(
-            resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
-        )
-        server.join()
-    return resolver
-
-
-def _ps_sync(task: ContenderTask, place: ProcessPlace) -> Approach:
-    import tensorflow as tf
-
-    _serve_unless_chief()
-    replicas = tf.compat.v1.train.SyncReplicasOptimizer
-    return Approach(
-        library=f"TensorFlow {tf.__version__}",
-        optimizer=lambda own: replicas(own, task.ranks, task.ranks),
-    )
-
-
-def _ps_async(task: ContenderTask, place: ProcessPlace) -> Approach:
-    import tensorflow as tf
-
-    strategy = tf.distribute.ParameterServerStrategy(_serve_unless_chief())
-    return Approach(library=f"TensorFlow {tf.__version__}", scope=strategy.scope)
-
-
 def _jax_distribution(task: ContenderTask, place: ProcessPlace) -> Approach:
     flags = f"--xla_force_host_platform_device_count={task.ranks}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
@@ -319,9 +281,6 @@ _WAYS: Mapping[str, Callable[[ContenderTask, ProcessPlace], Approach]] = {
     "hvdtrain": _hvdtrain,
     "horovod": _horovod,
     "mirrored": _mirrored,
-    "multiworker": _multiworker,
-    "ps-sync": _ps_sync,
-    "ps-async": _ps_async,
     "jax-distribution": _jax_distribution,
 }
 

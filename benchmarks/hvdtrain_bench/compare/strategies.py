@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 from hvdtrain.errors import UsageError, did_you_mean
 
@@ -49,7 +48,6 @@ class Strategy:
     needs: tuple[Need, ...] = ()
     takes_variants: bool = False
     backend: str = ""
-    helpers: tuple[str, ...] = ()
 
     @property
     def lines(self) -> int:
@@ -58,13 +56,7 @@ class Strategy:
         return sum(1 for line in lines if line and not line.startswith("#"))
 
     def processes(self, ranks: int) -> int:
-        return 1 if self.launch is Launch.ONE or self.helpers else ranks
-
-    def roles(self, ranks: int) -> list[str]:
-        """Return the role of each process in TF_CONFIG."""
-        if not self.helpers:
-            return ["worker"] * self.processes(ranks)
-        return ["chief", *self.helpers, *["worker"] * ranks]
+        return 1 if self.launch is Launch.ONE else ranks
 
 
 _HVDTRAIN_TORCH = """\
@@ -162,20 +154,12 @@ steps = len(images) // batch_size
 optimizer = hvd.DistributedOptimizer(optimizer)
 callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
 """
-_SCOPE = """\
+_MIRRORED = """\
+strategy = tf.distribute.MirroredStrategy()
 with strategy.scope():
     model = make_model()
     model.compile(optimizer, loss)
 """
-_CLUSTER = """\
-resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-if resolver.task_type in ("worker", "ps"):
-    server = tf.distribute.Server(
-        resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
-    )
-    server.join()
-"""
-
 _HOROVOD = Need(
     "horovod", f"{_BUILD_HOROVOD}, or --python horovod=PATH of an environment with Horovod"
 )
@@ -213,7 +197,6 @@ _OF_TORCH = (
         "torch-postlocal", "torch's post-local SGD on DDP and gloo", _POSTLOCAL, needs=(TORCH,)
     ),
 )
-_of_tensorflow = partial(Strategy, needs=(KERAS, TENSORFLOW), backend="tensorflow")
 _OF_KERAS = (
     Strategy(
         "hvdtrain",
@@ -224,29 +207,13 @@ _OF_KERAS = (
         takes_variants=True,
     ),
     Strategy("horovod", "Horovod itself", _HOROVOD_KERAS, Launch.MPI, (KERAS, _HOROVOD)),
-    _of_tensorflow(
+    Strategy(
         "mirrored",
         "tf.distribute.MirroredStrategy, in one process",
-        f"strategy = tf.distribute.MirroredStrategy()\n{_SCOPE}",
+        _MIRRORED,
         Launch.ONE,
-    ),
-    _of_tensorflow(
-        "multiworker",
-        "tf.distribute.MultiWorkerMirroredStrategy",
-        f"strategy = tf.distribute.MultiWorkerMirroredStrategy()\n{_SCOPE}",
-    ),
-    _of_tensorflow(
-        "ps-sync",
-        "tf.compat.v1.train.SyncReplicasOptimizer, with one server",
-        f"{_CLUSTER}optimizer = tf.compat.v1.train.SyncReplicasOptimizer(optimizer, replicas, "
-        "replicas)\n",
-        helpers=("ps",),
-    ),
-    _of_tensorflow(
-        "ps-async",
-        "tf.distribute.ParameterServerStrategy, with one server",
-        f"{_CLUSTER}strategy = tf.distribute.ParameterServerStrategy(resolver)\n{_SCOPE}",
-        helpers=("ps",),
+        (KERAS, TENSORFLOW),
+        backend="tensorflow",
     ),
     Strategy(
         "jax-distribution",

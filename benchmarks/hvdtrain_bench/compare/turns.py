@@ -16,8 +16,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
     free_ports,
-    jax_variables,
-    tensorflow_config,
     torch_variables,
 )
 from hvdtrain.launch.launchers.choice import own_launcher
@@ -58,7 +56,7 @@ def run_job(
     environ = {name: value for name, value in kept.items() if name not in _OF_TORCHRUN}
     commands = list(_commands(strategy, ranks, worker, environ))
     with log.open("ab") as output, running(commands, output) as started:
-        return wait(started, started[:1] if strategy.helpers else started, limit)
+        return wait(started, limit)
 
 
 def _commands(
@@ -71,15 +69,11 @@ def _commands(
         line = launcher.command(LaunchRequest(tuple(worker), ranks=ranks), environ)
         yield Command(line.argv, {**common, **line.variables})
         return
-    roles = strategy.roles(ranks)
-    size = len(roles)
+    size = strategy.processes(ranks)
     addresses = tuple(f"{LOOPBACK}:{port}" for port in free_ports(size, LOOPBACK))
     for rank in range(size):
         place = ClusterRank(rank, size, rank, size, 0, addresses)
-        variables = torch_variables(place) | jax_variables(place)
-        if strategy.launch is Launch.PROCESSES:
-            variables["TF_CONFIG"] = tensorflow_config(place, roles)
-        yield Command(worker, {**common, **variables})
+        yield Command(worker, {**common, **torch_variables(place)})
 
 
 _LONGEST_LINE = 300

@@ -435,7 +435,7 @@ def _jobs(
         for job in jobs.values():
             for rank in job:
                 rank.send(False)
-        wait(started, started, _GRACE_SECONDS)
+        wait(started, _GRACE_SECONDS)
 
 
 def _connected(server: socket.socket, ranks: int, stack: ExitStack) -> _Job:

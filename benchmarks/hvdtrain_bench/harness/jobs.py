@@ -59,13 +59,13 @@ class JobEnd:
     late: bool = False
 
 
-def wait(started: Sequence[Process], awaited: Sequence[Process], limit: float) -> JobEnd:
+def wait(started: Sequence[Process], limit: float) -> JobEnd:
     """Wait for processes until they have ended, one has failed, or the time is over."""
     deadline = time.monotonic() + limit
     while True:
         codes = [process.poll() for process in started]
         failed = next((code for code in codes if code), 0)
-        if failed or all(process.returncode is not None for process in awaited):
+        if failed or None not in codes:
             return JobEnd(failed)
         if time.monotonic() > deadline:
             return JobEnd(0, late=True)
@@ -141,7 +141,7 @@ def run_job(
     words = ["hvdtrain_bench.worker", kind, settings.to_json(), launcher.threads, file]
     try:
         with running([launcher.command(ranks, *words)]) as started:
-            end = wait(started, started, _LIMIT_SECONDS)
+            end = wait(started, _LIMIT_SECONDS)
         if end.late:
             raise HvdtrainError(f"the ranks did not end within {_LIMIT_SECONDS:.0f} s")
         if end.code or not file.exists():
