@@ -364,8 +364,8 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         ("mpirun",),
         _OAR,
         f"exit {_AGAIN}",
-        setup="export OMPI_MCA_plm_rsh_agent=oarsh PRTE_MCA_plm_ssh_agent=oarsh\n"
-        "export HYDRA_LAUNCHER_EXEC=oarsh I_MPI_HYDRA_BOOTSTRAP_EXEC=oarsh",
+        setup="export OMPI_MCA_plm_rsh_agent=oarsh PRTE_MCA_plm_ssh_agent=oarsh "
+        "HYDRA_LAUNCHER_EXEC=oarsh",
         known=False,
         per_node=True,
         unsaid={

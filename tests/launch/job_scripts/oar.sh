@@ -11,8 +11,7 @@
 module load cuda/12
 module load 'my env'
 ulimit -c 0
-export OMPI_MCA_plm_rsh_agent=oarsh PRTE_MCA_plm_ssh_agent=oarsh
-export HYDRA_LAUNCHER_EXEC=oarsh I_MPI_HYDRA_BOOTSTRAP_EXEC=oarsh
+export OMPI_MCA_plm_rsh_agent=oarsh PRTE_MCA_plm_ssh_agent=oarsh HYDRA_LAUNCHER_EXEC=oarsh
 export OMP_NUM_THREADS=2
 export OUT=runs/digits
 rm -f "$OUT/requeue"
