@@ -3,8 +3,9 @@
 #
 # Seen with datasets 5.2.0, torch 2.13.0 (CPU), numpy 2.4.6, Python 3.11: the features say float64, and so do the
 # formats pandas, arrow, and plain Python. with_format("torch") makes float32 of them: times in seconds are moved by up
-# to a minute, so that events coincide, coordinates by decimetres, and differences of large numbers are gone. with_format("numpy") keeps a plain column and rounds a column of lists. `dtype=torch.float64` as an option of
-# the format keeps floats, and turns integers into floats too. Nothing is said.
+# to a minute, so that events coincide, coordinates by decimetres, and differences of large numbers are gone.
+# with_format("numpy") keeps a plain column and rounds a column of lists. `dtype=torch.float64` as an option of the
+# format keeps floats, and turns integers into floats too. Nothing is said.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
