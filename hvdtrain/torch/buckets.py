@@ -124,6 +124,7 @@ class ParameterBuckets(Reducer):
             node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
         self._compressor = settings.compressor
+        self._contexts: dict[int, object] = {}  # of what it has compressed
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -361,10 +362,12 @@ class ParameterBuckets(Reducer):
         self._leave_to_bucket(index)
         if gradient is None:
             self._streams_of(index).clear(view)
+            if self._compressor is not None:
+                _, self._contexts[index] = self._compressor.compress(view)
             return
         compressed = gradient
         if self._compressor is not None:
-            compressed, _ = self._compressor.compress(gradient)
+            compressed, self._contexts[index] = self._compressor.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
             if compressed.stride() != view.stride():
                 self.note_misfit(index)
@@ -426,6 +429,9 @@ class ParameterBuckets(Reducer):
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
                 )
+            if self._compressor is not None:
+                part = self._parts[index]
+                part.copy_(self._compressor.decompress(part, self._contexts[index]))
             parameter = self._parameters[index]
             gradient = parameter.grad
             lent = self._lent.pop(index, None)
