@@ -98,4 +98,5 @@ def run_at_once(starts: Sequence[Callable[[], int]]) -> list[int]:
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 codes[process_id] = code if code >= 0 else 128 - code
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return [code or 0 for code in codes.values()]

@@ -124,10 +124,12 @@ class ParameterBuckets(Reducer):
             node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
         self._compressor = settings.compressor
+        self._contexts: dict[int, object] = {}  # of what it has compressed
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._copied_at: dict[int, int] = {}  # versions of those that are copies of results
+        self._given: dict[int, weakref.ref[torch.Tensor]] = {}  # the gradients in buckets
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
@@ -182,6 +184,8 @@ class ParameterBuckets(Reducer):
     def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""
         kept = self.kept()
+        for index in tuple(self._given):
+            self._let_go(index)
         self.exchange.prepare(plan)
         self.use(plan, *self._divided(plan))
         self._cut()
@@ -272,7 +276,16 @@ class ParameterBuckets(Reducer):
 
     def _set_gradient(self, index: int) -> None:
         # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
-        self._parameters[index].grad = self._views[index].detach()
+        self._parameters[index].grad = given = self._views[index].detach()
+        if self._views[index] is self._parts[index]:
+            self._given[index] = weakref.ref(given)
+
+    def _let_go(self, index: int, current: torch.Tensor | None = None) -> None:
+        """Move a view that the program keeps, but that is not the current gradient, elsewhere."""
+        given = self._given.pop(index, None)
+        kept = None if given is None else given()
+        if kept is not None and kept is not current:
+            kept.data = kept.detach().clone()
 
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is where it is reduced."""
@@ -357,15 +370,18 @@ class ParameterBuckets(Reducer):
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
         """Copy a dense gradient into its bucket, and make it a view if possible."""
         self._follow(index)
+        self._let_go(index, self._parameters[index].grad)
         view = self._views[index] = self._parts[index]
         self._lent.pop(index, None)
         self._leave_to_bucket(index)
         if gradient is None:
             self._streams_of(index).clear(view)
+            if self._compressor is not None:
+                _, self._contexts[index] = self._compressor.compress(view)
             return
         compressed = gradient
         if self._compressor is not None:
-            compressed, _ = self._compressor.compress(gradient)
+            compressed, self._contexts[index] = self._compressor.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
             if compressed.stride() != view.stride():
                 self.note_misfit(index)
@@ -427,6 +443,9 @@ class ParameterBuckets(Reducer):
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
                 )
+            if self._compressor is not None:
+                part = self._parts[index]
+                part.copy_(self._compressor.decompress(part, self._contexts[index]))
             parameter = self._parameters[index]
             gradient = parameter.grad
             lent = self._lent.pop(index, None)

@@ -234,7 +234,9 @@ class _Row:
             form = (torch.float32, 4, ()) if name == "step" else self._form
             self._alike &= _is_plain(tensor, *form) and not tensor.is_inference()
         if self._alike:
-            self.tensors: list[Callable[[], Any]] = [weakref.ref(tensor) for tensor in tensors]
+            # torch.utils.swap_tensors() refuses parameters of which there are weak references.
+            self.tensors: list[Callable[[], Any]] = [lambda: parameter]
+            self.tensors += [weakref.ref(tensor) for tensor in tensors[1:]]
             weights, *state = addresses = [tensor.data_ptr() for tensor in tensors]
             self._kept = [*zip(("", *names), self.tensors, addresses, strict=True)]
             steps = [state.pop() if "step" in names else 0]

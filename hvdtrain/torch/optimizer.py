@@ -54,7 +54,7 @@ class DistributedOptimizer(OptimizerWrapper):
         named_parameters: `model.named_parameters()`, for names in messages; without it
             parameters are numbered.
         compression: Compression.fp16 or bf16, equivalent to exchange="half:type=fp16" or bf16; or
-            a class of your own, whose compress() changes gradients before the reduction.
+            a class of your own, whose methods change gradients before and after the reduction.
         backward_passes_per_step: number of backward passes whose gradients are accumulated
             locally before they are reduced; for their mean, divide the loss yourself.
         op: Average, Sum or Adasum. Adasum combines the ranks' steps instead of their gradients:
@@ -363,10 +363,10 @@ class DistributedOptimizer(OptimizerWrapper):
         self._optimizer.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.
+        """Return an attribute of the wrapped optimizer, whose methods find gradients and state.
 
         Such a method, as SAM's first_step(), reduces gradients that are complete before it runs
-        (then collective). Those of every optimizer of torch use no gradients.
+        (then collective), and finds the whole state. Those of every optimizer of torch do not.
         """
         value = super().__getattr__(name)
         own = inspect.ismethod(value) and value.__self__ is self._optimizer
@@ -376,6 +376,8 @@ class DistributedOptimizer(OptimizerWrapper):
         @wraps(value)
         def call(*arguments: Any, **named: Any) -> Any:
             self._reduce_complete()
+            if self._steps is not None:
+                self._steps.give_back()
             return value(*arguments, **named)
 
         return call

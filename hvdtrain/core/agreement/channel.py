@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -87,6 +88,7 @@ class Channel:
         self._driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
         self._title, self._failed, self._lost = title, failed, lost
         self.turn = threading.Lock()  # of the thread that drives
+        self._caller = 0  # which that is, unless it is the channel's
         self._thread: threading.Thread | None = None
         if self.has_thread:
             self._thread = threading.Thread(
@@ -111,6 +113,7 @@ class Channel:
         operation.submitted = start = watch.since = time.perf_counter()
         try:
             if self.turn.acquire(False):
+                self._caller = get_ident()
                 try:
                     if admitted := queue.admit(operation):
                         # The usual case: it is all that a round is about, and done by the vote.
@@ -147,6 +150,7 @@ class Channel:
         queue, calls = self.queue, like.vote_calls
         if calls is None or not self.turn.acquire(False):
             return None
+        self._caller = get_ident()
         try:
             with queue.lock:
                 state = queue.state
@@ -187,6 +191,7 @@ class Channel:
         return target
 
     def _end_turn(self) -> None:
+        self._caller = 0
         self.turn.release()
         if self.queue.pending or self.queue.listeners:
             self.queue.wake_drivers()
@@ -228,14 +233,20 @@ class Channel:
         """Take part in rounds until an operation has ended, or wait while another thread does."""
         while not self._is_over(operation):
             if self.turn.acquire(blocking=False):
+                self._caller = get_ident()
                 try:
                     while not self._is_over(operation):
                         self._driver.round()
                 except BaseException as error:
                     self._fail(error)
                 finally:
-                    self.turn.release()
-                    self.queue.wake_drivers()
+                    self._end_turn()
+            elif self._caller == get_ident():
+                raise HvdtrainError(
+                    f"{self._title} {operation.request.subject} was called by a finalizer or a "
+                    "signal's handler within another operation of the same thread, which cannot "
+                    "wait for both: call its asynchronous form there, and wait for that later"
+                )
             else:
                 self.queue.wait(operation, lambda: not self.turn.locked())
         if not operation.done:

@@ -40,12 +40,21 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     with small and with large gradients.
     """
     kind = type(optimizer)
+    step = optimizer.__dict__.get("step")
+    names = getattr(getattr(step, "__func__", step), "__globals__", {})
+    # A scheduler sets one that counts steps.
+    if step is not None and names.get("__name__") != "torch.optim.lr_scheduler":
+        raise UnsupportedError(
+            f"sharded=True: step() of this {kind.__name__} was replaced, but ranks call that of "
+            "its class on parts of parameters: use sharded=False, or a subclass"
+        )
     if kind in ELEMENTWISE:
         return False
     numbers = torch.randn(
         3, 24, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
     )
     named, whole, alike = _names(kind), bool(_names(kind) & _WHOLE), True
+    changed: list[str] = []
     for scale in (1.0, 1e6):  # some clip only large gradients
         numbers[1:] *= scale
         if whole:
@@ -53,17 +62,19 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
         else:
             together, apart = (numbers.view(3, 6, 4),), numbers.split(12, dim=1)
         try:
-            both = _steps_of(optimizer, together)
-            each = torch.cat([_steps_of(optimizer, [part]) for part in apart], dim=1)
+            both, changed = _steps_of(optimizer, together)
+            if torch.equal(both, numbers[:1].expand_as(both)):  # those of an optimizer within it
+                changed.append("other weights")
+            each = torch.cat([_steps_of(optimizer, [part])[0] for part in apart], dim=1)
             alike = alike and torch.allclose(both, each, rtol=1e-9, atol=1e-12, equal_nan=True)
-        # It cannot step on other tensors.
-        except (KeyError, RuntimeError, IndexError, TypeError, ValueError):
+        except Exception:  # it cannot step on other tensors
             alike = False
-    if named & _REFUSED or not alike:
+    if named & _REFUSED or changed or not alike:
         what = "steps on all parameters together" if whole else "needs whole parameters"
+        what = f"changes {changed[0]} in step()" if changed else what
         raise UnsupportedError(
-            f"sharded=True: {kind.__name__} {what}, but ranks own parts of them: use "
-            "sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
+            f"sharded=True: {kind.__name__} {what}, but each rank has parts of parameters: "
+            "use sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
         )
     return whole
 
@@ -72,19 +83,25 @@ def _names(kind: type) -> set[str]:
     return {base.__name__.lower() for base in kind.__mro__}
 
 
-def _steps_of(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return weights after steps in each group, [groups, elements]; parts have gradients, too."""
+def _steps_of(
+    optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, list[str]]:
+    """Return weights after steps in each group, [groups, elements], and settings that change."""
     groups = [
         ({**group, "lr": group.get("lr") or 0.1}, [part[0].clone() for part in parts])
         for group in optimizer.param_groups
     ]
     other = like(optimizer, groups)
+    kept = [(each, dict(each)) for each in (other.__dict__, *other.param_groups)]
     for number in range(1, len(parts[0])):
         for _, tensors in groups:
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.grad = part[number].clone()
         other.step()
-    return torch.stack([torch.cat([each.flatten() for each in tensors]) for _, tensors in groups])
+    weights = [torch.cat([each.flatten() for each in tensors]) for _, tensors in groups]
+    # Steps on parts would lose them: a count of steps, for example.
+    changed = [repr(k) for now, old in kept for k in now if repr(now[k]) != repr(old.get(k))]
+    return torch.stack(weights), changed
 
 
 def costs_of(optimizer: torch.optim.Optimizer, specs: Sequence[ParameterSpec]) -> list[int]:

@@ -10,6 +10,7 @@ from torch_training import ranks_sum
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.errors import HvdtrainError
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
@@ -110,8 +111,11 @@ def tensors_that_have_changed_since_the_last_call() -> None:
 
 
 def finalizers_submit_operations_while_others_begin() -> None:
-    """The garbage collector may call them wherever a tensor is made, as here."""
-    handles: list[Any] = []
+    """The garbage collector may call them wherever a tensor is made, as here.
+
+    Those that would wait for their own thread are refused.
+    """
+    handles, refused = list[Any](), list[str]()
     plain = torch.empty_like
 
     class Owner:
@@ -120,6 +124,10 @@ def finalizers_submit_operations_while_others_begin() -> None:
 
         def __del__(self) -> None:
             handles.append(hvd.allreduce_async(torch.ones(2), name="last words", op=hvd.Sum))
+            try:
+                hvd.allreduce(torch.ones(2), name="more words")
+            except HvdtrainError as error:
+                refused.append(str(error))
 
     def collecting(*arguments: Any, **options: Any) -> torch.Tensor:
         gc.collect()
@@ -133,3 +141,4 @@ def finalizers_submit_operations_while_others_begin() -> None:
             assert hvd.allreduce(values, name="words", op=hvd.Sum).tolist() == [ranks_sum()] * 3
     gc.collect()
     assert [hvd.synchronize(handle).tolist() for handle in handles] == [[hvd.size()] * 2]
+    assert all("'more words' was called by a finalizer" in message for message in refused)

@@ -333,6 +333,37 @@ class Scaled(torch.optim.Optimizer):
                 p -= group["lr"] * p.grad / (norm if group["params"] is last else 1.0)
 
 
+class Counting(torch.optim.SGD):
+    """Keeps the number of its steps in its groups, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """Steps with another optimizer, as Lookahead does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def replaced(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    vars(optimizer)["step"] = partial(type(optimizer).step, optimizer)
+    return optimizer
+
+
+def scheduled(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = momentum(parameters)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return optimizer
+
+
 def what_cannot_be_shared() -> None:
     model = build(memory_format=torch.contiguous_format)
     for kind in (torch.optim.LBFGS, *([torch.optim.Adafactor] if on_host() else [])):
@@ -343,10 +374,16 @@ def what_cannot_be_shared() -> None:
     for name, least, reason in (("Scaled", 0.0, "needs whole"), ("Lamb", 1e3, together)):
         mixed = type(name, (Scaled,), {"least": least})(groups, {"lr": 0.0})
         assert f"{name} {reason}" in refused(ValueError, lambda: wrapped(lambda _: mixed, model))  # noqa: B023
+    for make, reason in (
+        (lambda: Counting(model.parameters(), lr=0.1), "Counting changes 'steps'"),
+        (lambda: Around(momentum(list(model.parameters()))), "Around changes other weights"),
+        (lambda: replaced(momentum(list(model.parameters()))), "step() of this SGD was replaced"),
+    ):
+        assert reason in refused(ValueError, lambda: wrapped(lambda _: make(), model))  # noqa: B023
     wrap = partial(wrapped, momentum, model)
     assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))
     assert "sharded=True works" in refused(ValueError, partial(wrap, exchange="local_sgd"))
-    optimizer = wrapped(momentum, model)
+    optimizer = wrapped(scheduled, model)
     if hvd.size() > 1 and in_node_memory(optimizer):
         halves = [torch.nn.Parameter(part) for part in torch.zeros(4).split(2)]
         sgd = torch.optim.SGD(halves, lr=0.1)
@@ -370,6 +407,10 @@ class Halving(torch.optim.Optimizer):
                     self.state[p]["rate"] = p.new_full((), group["lr"] / self.state[p]["count"])
                     p -= self.state[p]["rate"] * self.state[p]["mean"]
 
+    def forget(self) -> None:
+        for entry in self.state.values():
+            entry["mean"].zero_()
+
 
 def an_optimizer_of_ones_own() -> None:
     for make in (Halving, *([torch.optim.RAdam] if on_host() else [])):  # it reads counters
@@ -381,6 +422,10 @@ def an_optimizer_of_ones_own() -> None:
         alone = build()
         train_alone(alone, make(alone.parameters()), 3)
         assert difference(model, alone) < 1e-13
+        for each, one in ((model, optimizer), (whole, reference)):
+            getattr(one, "forget", bool)()
+            train_together(each, one, 1)
+        assert difference(model, whole) < 1e-15
 
 
 def backward(model: Model, step: int) -> None:
