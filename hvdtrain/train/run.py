@@ -109,7 +109,7 @@ class Run:
             restore = self._restore_best if self._test_samples else None
             lr = self._step_plan.lr(max(step - 1, 0))  # Keras on jax knows its own after `fit` only
             return CallbackState(
-                self._epoch, step, lr, train(), test, *loop.trained, *place, restore
+                self._epoch, step, lr, train(), test, *loop.lend(), *place, restore
             )
 
         self._callbacks.call(moment, state)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from paths import TRAINING
 from ranks import run_ranks, start
 from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
@@ -15,12 +16,15 @@ from trained_cases import TrainedCases
 from hvdtrain.train.checkpoints import checkpoint_files, load_checkpoint
 from hvdtrain.train.inference import options_of_run
 
+POINTS = TRAINING / "point_recipes.py"
 COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}
 # 100 samples: 9 steps, the last one of 4 samples.
 SGD = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
 ADAM = {**SGD, "optimizer": "adam", "weight_decay": 0.01, "accumulate": 2}
 # 9 samples: the last step has one sample, and only one worker has a gradient.
 SHORT = {**COMMON, "kind": "watched", "global_batch_size": 4, "epochs": 3, "dtype": "float64"}
+CHANGING = {**SHORT, "kind": "changing", "keep_checkpoints": 3}
+RATED = {**SHORT, "kind": "rated"}
 NORMED = {**COMMON, "kind": "normed", "global_batch_size": 10, "epochs": 2, "dtype": "float64"}
 DIGITS = {**COMMON, "kind": "plain", "epochs": 6, "batch_size": 32}
 # Servers hold parts of the same parameter.
@@ -28,8 +32,17 @@ CUT = {**DIGITS, "optimizer": "adam", "epochs": 1}
 STOPPED = {"stop": 13, "eager": True}  # in the second epoch
 
 CASES: dict[int, dict[str, dict[str, Any]]] = {
-    1: {"sgd": SGD, "adam": ADAM, "short": SHORT, "cut": CUT, "alone": {**SGD, "strategy": "ps"}},
+    1: {
+        "sgd": SGD,
+        "adam": ADAM,
+        "short": SHORT,
+        "cut": CUT,
+        "alone": {**SGD, "strategy": "ps"},
+        "changing": CHANGING,
+        "rated": RATED,
+    },
     2: {
+        "rated": {**RATED, "strategy": "ps"},
         "sgd": {**SGD, "strategy": "ps"},
         "adam": {**ADAM, "strategy": "ps:mode=async,staleness=0"},
         "sync": {**ADAM, "strategy": "ps:mode=sync"},
@@ -43,6 +56,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "stopped": {**ADAM, **STOPPED, "strategy": "ps:servers=2"},
         "resumed": {**ADAM, "strategy": "ps:servers=2", "out": "stopped", "resume": "auto"},
         "short": {**SHORT, "strategy": "ps:mode=sync"},
+        "changing": {**CHANGING, "strategy": "ps:mode=sync"},
         "normed": {**NORMED, "strategy": "ps:mode=sync"},
         "async": {**SGD, "strategy": "ps:staleness=1"},
         "backup": {**SGD, "strategy": "ps:mode=sync,backup=1"},
@@ -50,6 +64,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     },
     4: {
         "short": {**SHORT, "strategy": "ps:servers=2,mode=sync"},
+        "changing": {**CHANGING, "strategy": "ps:servers=2,mode=sync"},
         "async": {**SGD, "strategy": "ps:servers=2,staleness=0"},
         "backup": {**SGD, "strategy": "ps:mode=sync,backup=2", "eager": True},
     },
@@ -85,15 +100,32 @@ def test_one_worker_is_plain_training(runs: TrainedCases, size: int, case: str, 
     assert list(runs.results(size, case)[0]["parameter_server"]["staleness"]) == ["0"]
 
 
+@pytest.mark.parametrize("case", ["short", "changing"])
 @pytest.mark.parametrize("size", [3, 4])
 def test_synchronous_workers_are_one_rank_with_the_whole_batch(
-    runs: TrainedCases, size: int
+    runs: TrainedCases, size: int, case: str
 ) -> None:
-    expected = weights(runs, 1, "short")
-    torch.testing.assert_close(weights(runs, size, "short"), expected, rtol=1e-12, atol=1e-14)
+    """Also where callbacks change the model between rounds."""
+    expected = weights(runs, 1, case)
+    torch.testing.assert_close(weights(runs, size, case), expected, rtol=1e-12, atol=1e-14)
     # 9 samples in steps of 4, 4 and 1: five gradients in an epoch.
     servers = size - 2
-    assert runs.results(size, "short")[0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
+    assert runs.results(size, case)[0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_checkpoints_hold_what_there_was_before_callbacks(runs: TrainedCases, size: int) -> None:
+    _, *sums = runs.results(size, "changing")[0]["seen"]["sums"]
+    _, *files = checkpoint_files(runs.directory(size, "changing"))
+    assert len(sums) == len(files) == 2
+    for found, file in zip(sums, reversed(files), strict=True):
+        assert load_checkpoint(file, "pt")["model"]["layers.weight"].sum() == found
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_rate_that_a_callback_changes_is_refused(runs: TrainedCases, size: int) -> None:
+    for result in runs.results(size, "rated"):
+        assert "from 0.02 to 0.01 before step 4, but train sets it in each" in result["refused"]
 
 
 def test_statistics_of_samples_are_the_workers(runs: TrainedCases) -> None:
@@ -155,11 +187,18 @@ def test_ranks_that_cannot_serve_are_refused(runs: TrainedCases) -> None:
         assert "backup must be less than the number of workers, 1 of 2 ranks" in idle["refused"]
 
 
-def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
-    options = ["--lr", "1e30", "--strategy", "ps", "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--", "train", "digits"]
+@pytest.mark.parametrize(
+    ("recipe", "lr", "said"),
+    [
+        ("digits", "1e30", "step 2: the gradient of this rank is not finite"),
+        (f"{POINTS}:clamped", "1e-3", "a callback changed weights in on_train_batch_end, where"),
+    ],
+)
+def test_a_worker_that_raises_ends_the_job(recipe: str, lr: str, said: str, tmp_path: Path) -> None:
+    options = ["--lr", lr, "--strategy", "ps", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--", "train", recipe]
     done = start([*command, *options], cwd=tmp_path).end(code=1)
-    assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
+    assert f"[rank 0/2] {said}" in done.stderr
     assert "[rank 0/2] Traceback" not in done.stderr
 
 

@@ -241,6 +241,34 @@ class Failing(Callback):
             raise UnsupportedError("as\ntold")  # as an operation of this rank alone
 
 
+class Changing(Callback):
+    """Changes weights, momenta and settings between steps; the first parameter begins frozen."""
+
+    def on_epoch_begin(self, state: CallbackState) -> None:
+        parameters = list(state.model.parameters())
+        state.model.seen.setdefault("sums", []).append(float(parameters[0].sum()))
+        parameters[0].requires_grad_(state.epoch == 2)
+        state.optimizer.param_groups[0]["weight_decay"] = 0.1 * state.epoch
+        with torch.no_grad():
+            torch._foreach_mul_(parameters, 0.5)
+
+    def on_epoch_end(self, state: CallbackState) -> None:
+        torch._foreach_mul_([each["momentum_buffer"] for each in state.optimizer.state.values()], 2)
+
+
+class Rating(Callback):
+    def on_epoch_end(self, state: CallbackState) -> None:
+        state.optimizer.param_groups[0]["lr"] /= 2
+
+
+def changing() -> Recipe:
+    return replace(watched(), callbacks=[Changing()])
+
+
+def rated() -> Recipe:
+    return replace(watched(), callbacks=[Rating()])
+
+
 def restoring() -> Recipe:
     return replace(valley(), callbacks=[RestoreBestWeights()])
 

@@ -214,6 +214,8 @@ class ServedKerasLoop(KerasLoop):
 
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
+        if self._rounds.lent:
+            self._rounds.load(self._whole.states)
         learned = super().train(epoch, done, go_on)
         self._whole.load(self._rounds.collect())
         return learned

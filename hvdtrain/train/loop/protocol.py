@@ -72,6 +72,12 @@ class TrainingLoop(ABC):
         """The model and its optimizer."""
         return self._model, self._optimizer
 
+    def lend(self) -> tuple[Any, Any]:
+        """Return the model and its optimizer to callbacks, which may change them."""
+        if self._rounds is not None:
+            self._rounds.lent = True
+        return self.trained
+
     @abstractmethod
     def own_loss(self) -> float:
         """Return the mean loss of this rank's samples of the last step; call it after each step."""

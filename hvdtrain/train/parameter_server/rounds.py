@@ -281,6 +281,7 @@ class ServedRounds:
             segments = list(segments_in(row.sizes, bounds))
             self._shard = make_shard(segments, row.weights[slice(*bounds)])
         self._received = Pushes()
+        self.lent = False  # whether callbacks may have changed the model since a round began
 
     @property
     def serves(self) -> bool:
@@ -288,12 +289,14 @@ class ServedRounds:
 
     def load(self, states: Callable[[], Sequence[State]]) -> None:
         """Begin with the present parameters, and the optimizer's states of these."""
+        self.lent = False
         self._row.read_weights()
         if self._shard is not None:
             self._shard.load_whole(states())
 
     def pull(self, samples: int) -> bool:
         """Begin a round of a worker: take the servers' weights; return False if it is over."""
+        self._refuse_changes()
         answers = {server: np.zeros(2, np.int64) for server in self._bounds}
         receive, weights = self._messages.start_receive, self._row.weights
         with self._blocked():
@@ -310,6 +313,19 @@ class ServedRounds:
         self._versions = {server: int(version) for server, (_, version) in answers.items()}
         self._row.write_weights()
         return True
+
+    def _refuse_changes(self) -> None:
+        """Refuse what callbacks have changed on a worker while servers have the weights."""
+        if self.lent and not self.serves:
+            known = self._row.weights.copy()
+            self._row.read_weights()
+            if not np.array_equal(known, self._row.weights, equal_nan=True):
+                raise OneRankTrainingError(
+                    "a callback changed weights in on_train_batch_end, where those of the "
+                    "parameter servers overwrite them: change them in on_epoch_end or "
+                    "on_test_end, or leave out --strategy ps"
+                )
+        self.lent = False
 
     def push(self, step: int, samples: int) -> None:
         """End a round of a worker: send the gradients to the servers, each its part."""
@@ -351,6 +367,7 @@ class ServedRounds:
     @collective
     def collect(self) -> list[State]:
         """Overwrite the parameters of all ranks with the servers' weights; return the states."""
+        self._refuse_changes()
         row, shard = self._row, self._shard
         own = [] if shard is None else list(zip(shard.segments, shard.states(), strict=True))
         outline = [  # in which arrays are their types

@@ -190,6 +190,7 @@ class TorchLoop(TrainingLoop):
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
+        self._rates: list[float] = []  # of the last step, of all groups
         self._updater = Updater(
             self._model, self._optimizer, precision, options.clip_norm, options.ema
         )
@@ -222,6 +223,10 @@ class TorchLoop(TrainingLoop):
         rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
+    def lend(self) -> tuple[Any, Any]:
+        self.state.settle()
+        return super().lend()
+
     def own_loss(self) -> float:
         return self._sums.mean_since()
 
@@ -230,6 +235,7 @@ class TorchLoop(TrainingLoop):
         broadcast_module(self._model)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
         self._updater.broadcast()
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
 
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
@@ -278,8 +284,23 @@ class TorchLoop(TrainingLoop):
     def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the learning rates for a step, counted from 0 over all epochs."""
         rate = self._step_plan.lr(step)
-        for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
-            group["lr"] = rate * ratio
+        rates = [rate * ratio for ratio in self._lr_ratios]
+        if optimizer is self._optimizer:
+            self._refuse_other_rates(step)
+            self._rates = rates
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def _refuse_other_rates(self, step: int) -> None:
+        """Refuse rates that a callback or the recipe has set, which would have no effect."""
+        groups = self._optimizer.param_groups
+        for number, (group, known) in enumerate(zip(groups, self._rates, strict=True)):
+            if group["lr"] != known:
+                raise UsageError(
+                    f"the learning rate of parameter group {number} was changed from {known:g} to "
+                    f"{float(group['lr']):g} before step {step + 1}, but train sets it in each "
+                    "step: leave that to --schedule and --lr"
+                )
 
     @collective
     def synchronize(self) -> None:

@@ -26,7 +26,7 @@ from hvdtrain.train.parameter_server.rounds import (
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.loop import TorchLoop, average_model_buffers
 from hvdtrain.train.torch.sources import Batch, Step
-from hvdtrain.train.torch.update import plain_optimizer
+from hvdtrain.train.torch.update import complete_momenta, plain_optimizer
 
 
 def torch_row(parameters: Iterable[torch.nn.Parameter]) -> ParameterRow:
@@ -55,18 +55,26 @@ class TorchShard(Shard):
         segments: Sequence[Segment],
         weights: Flat,
         set_rate: Callable[[torch.optim.Optimizer, int], None],
+        whole: torch.optim.Optimizer,
     ) -> None:
         super().__init__(segments, weights)
-        self._optimizer, self._set_rate = optimizer, set_rate
+        self._optimizer, self._set_rate, self._whole = optimizer, set_rate, whole
+        self._parameters = [parameters[segment.parameter] for segment in segments]
         self._own = [torch.nn.Parameter(torch.from_numpy(part)) for part in self.parts(weights)]
-        own = {id(parameters[s.parameter]): t for s, t in zip(segments, self._own, strict=True)}
+        own = {id(p): t for p, t in zip(self._parameters, self._own, strict=True)}
         for group in optimizer.param_groups:
             group["params"] = [own[id(p)] for p in group["params"] if id(p) in own]
 
     def step(self, gradient: Flat, number: int) -> None:
-        for tensor, part in zip(self._own, self.parts(gradient), strict=True):
-            tensor.grad = torch.from_numpy(part)
+        # Callbacks may freeze parameters, and change settings of the whole optimizer.
+        rows = zip(self._own, self._parameters, self.parts(gradient), strict=True)
+        for tensor, parameter, part in rows:
+            tensor.grad = torch.from_numpy(part) if parameter.requires_grad else None
+        groups = zip(self._optimizer.param_groups, self._whole.param_groups, strict=True)
+        for group, settings in groups:
+            group.update(settings | {"params": group["params"]})
         self._set_rate(self._optimizer, number)
+        complete_momenta(self._optimizer)
         self._optimizer.step()
 
     def states(self) -> list[State]:
@@ -128,12 +136,15 @@ class ServedLoop(TorchLoop):
 
     def _make_shard(self, segments: Sequence[Segment], weights: Flat) -> TorchShard:
         parameters, optimizer = self._row.parameters, self._make_optimizer()
-        return TorchShard(optimizer, parameters, segments, weights, self._set_rate)
+        return TorchShard(optimizer, parameters, segments, weights, self._set_rate, self._optimizer)
 
     @collective
     def broadcast(self) -> None:
         super().broadcast()
-        self._rounds.load(lambda: read_states(self._optimizer, self._row.parameters))
+        self._rounds.load(self._states)
+
+    def _states(self) -> list[State]:
+        return read_states(self._optimizer, self._row.parameters)
 
     def bucket_plan(self) -> None:
         """Return None: gradients travel as a whole."""
@@ -152,6 +163,9 @@ class ServedLoop(TorchLoop):
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         self.state.settle()  # the weights change before the first step is taken
+        self._refuse_other_rates(self._step_plan.position(epoch, done))  # before any rank waits
+        if self._rounds.lent:
+            self._rounds.load(self._states)
         if self._rounds.serves:
             self._serve(epoch, done, go_on)
             learned = self._sums.reduce()

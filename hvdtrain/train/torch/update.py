@@ -216,6 +216,7 @@ class Updater:
             norm = self._clip()
         finite = math.isfinite(norm)
         if finite:
+            complete_momenta(optimizer)
             with nullcontext() if shared else optimizer.skip_synchronize():
                 if scaler is None:
                     optimizer.step()
@@ -235,6 +236,7 @@ class Updater:
         finite = math.isfinite(norm)
         if not (finite and self._samples):
             self._optimizer.zero_grad()  # then the step leaves the weights as they are
+        complete_momenta(self._optimizer)
         self._optimizer.step()
         return StepResult(norm, skipped=not finite)
 
@@ -268,6 +270,18 @@ class Updater:
             return True
         finite = all(bool(loss.isfinite().all()) for loss in self.precision.losses)
         return not all(hvd.allgather_object(finite, name="finite losses"))
+
+
+def complete_momenta(optimizer: torch.optim.Optimizer) -> None:
+    """Begin momenta late: where others have them, torch's fused SGD fails on the first gradient."""
+    if getattr(optimizer, "sharded", False):
+        return
+    for group in optimizer.param_groups:
+        if group.get("fused") and group.get("momentum") and not group["dampening"]:
+            used = [p for p in group["params"] if p.grad is not None]
+            late = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
+            for parameter in late if len(late) < len(used) else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,7 @@ def test_a_shard_takes_the_state_of_a_scalar_parameter(name: str) -> None:
     optimizer.step()
     flat = scalar.detach().reshape(1).numpy().copy()
     own = kind([scalar], 0.1, **options)
-    shard = TorchShard(own, [scalar], [Segment(0, 0, 1, 0, 0)], flat, lambda *_: None)
+    shard = TorchShard(own, [scalar], [Segment(0, 0, 1, 0, 0)], flat, lambda *_: None, own)
     shard.load_whole(read_states(optimizer, [scalar]))
     shard.step(np.full(1, 0.5, np.float32), 0)
     optimizer.step()
