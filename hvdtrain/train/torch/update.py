@@ -144,6 +144,17 @@ class StepResult:
     fault: bool = False
 
 
+def _require_moving(model: torch.nn.Module, ema: float) -> None:
+    """Refuse weights of a type in which averages lose what a step adds to them."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and torch.finfo(weight.dtype).eps > 1 - ema:
+            raise UsageError(
+                f"--ema {ema:g}: an average in {weight.dtype}, the type of {name}, is too coarse to "
+                "move by this part of a difference: build the model in float32, which --amp "
+                "computes with in 16 bits, or leave --ema out"
+            )
+
+
 class Updater:
     """Takes the optimizer steps of one model.
 
@@ -177,6 +188,7 @@ class Updater:
         optimizer.loss_scaler = precision.scaler
         self.averaged: AveragedModel | None = None
         if ema is not None:
+            _require_moving(model, ema)
             average = get_ema_multi_avg_fn(ema)
             self.averaged = AveragedModel(model, multi_avg_fn=average)
         self._samples = 1  # until begin(), without which gradients count, too

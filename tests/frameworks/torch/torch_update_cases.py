@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch_training import Model, batch, build, difference, momentum, own, together
+from torch_training import Model, batch, build, difference, momentum, own, refused, together
 
 import hvdtrain.torch as hvd
+from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.replica_check import replica_difference
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.torch.state import torch_checksums
@@ -118,6 +120,16 @@ def sparse_gradients_are_clipped_as_dense_ones_are() -> None:
 def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> None:
     for sharded in (False, True):
         _skip_steps(sharded)
+
+
+def averages_that_would_not_move_are_refused() -> None:
+    model, optimizer = together(momentum)
+    plain = Precision("none", CPU)
+    for kind, decay, fewer in ((torch.bfloat16, 0.999, 0.99), (torch.float16, 0.9995, 0.999)):
+        model.to(kind)
+        text = refused(UsageError, partial(Updater, model, optimizer, plain, None, decay))
+        assert f"--ema {decay}: an average in {kind}" in text
+        Updater(model, optimizer, plain, ema=fewer)
 
 
 def _skip_steps(sharded: bool) -> None:
