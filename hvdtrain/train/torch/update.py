@@ -149,8 +149,8 @@ def _require_moving(model: torch.nn.Module, ema: float) -> None:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and torch.finfo(weight.dtype).eps > 1 - ema:
             raise UsageError(
-                f"--ema {ema:g}: an average in {weight.dtype}, the type of {name}, is too coarse to "
-                "move by this part of a difference: build the model in float32, which --amp "
+                f"--ema {ema:g}: an average in {weight.dtype}, the type of {name}, is too coarse "
+                "to move by this part of a difference: build the model in float32, which --amp "
                 "computes with in 16 bits, or leave --ema out"
             )
 
