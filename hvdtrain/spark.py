@@ -123,7 +123,7 @@ class _Stage:
             partitions = self._context.parallelize(range(np), np).barrier()
             codes = dict(partitions.mapPartitions(self._task).collect())
             failed = {rank: str(code) for rank, code in sorted(codes.items()) if code}
-            self.end = f"exit codes of ranks: {format_by_rank(failed) or 'all 0'}"
+            self.end = f"exit codes: {format_by_rank(failed) or 'all 0'}"
         except Exception as error:
             self.end = _cause(error)
 

@@ -208,6 +208,9 @@ def small_group() -> Iterator[Path]:
             group.mkdir()
             stack.callback(_remove, group)
             (group / limit).write_text(str(128 << 20))
+            for swap, most in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", 128 << 20)):
+                if (group / swap).exists():
+                    (group / swap).write_text(str(most))
             yield group
             return
     pytest.skip("this user may not make control groups for memory")

@@ -18,7 +18,7 @@ from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy,
 from hvdtrain_bench.analysis.report import ConsoleReport
 from hvdtrain_bench.elastic.kills import measure_elastic_steps, measure_kills
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
-from hvdtrain_bench.harness.results import MeasurementSettings, Result, write_json
+from hvdtrain_bench.harness.results import MeasurementSettings, PeerFacts, Result, write_json
 from hvdtrain_bench.harness.turns import in_turns
 from hvdtrain_bench.many.measure import measure_many
 from hvdtrain_bench.scaling.paper import AVERAGE, PRESETS, Link, Work, scheme_of_any_model
@@ -95,25 +95,29 @@ class Suite:
         batches = {ranks: tuple(sorted({1, counts[-1] // ranks})) for ranks in counts}
         results = [self.run("steps", ranks, batches=batches[ranks]) for ranks in counts]
         self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
+        if apart:
+            self.finish()  # what there is, before many jobs, any of which may fail
         for together in results if apart else ():
             self._steps_apart(together, replace(self.settings, batches=batches[together.ranks]))
 
     def _steps_apart(self, together: Result, settings: MeasurementSettings) -> None:
         """Measure each contender again in jobs of its own, which take turns."""
         launcher, names = self._start(), list(together.cases[0].values)
-        self.report.line(f"measuring steps on {together.ranks} ranks, each contender apart")
+        jobs, peers = len(names) * settings.repeats, dict[str, PeerFacts]()
         cases = [
             replace(case, name=f"{case.name}, each apart", values={name: [] for name in names})
             for case in together.cases
         ]
-        for _, name in in_turns(names, settings.repeats):
+        for number, (_, name) in enumerate(in_turns(names, settings.repeats), start=1):
+            self.report.line(f"apart, {number} of {jobs}: {name}")
             # More steps, as the first ones of a job are not typical.
             steps = _LONGER * settings.steps_per_turn
             alone = replace(settings, repeats=1, only=name, steps_per_turn=steps)
             job = run_job(launcher, "steps", together.ranks, alone, self.out)
+            peers |= {peer.name: peer for peer in job.peers}
             for case, measured in zip(cases, job.cases, strict=True):
                 case.values[name].extend(measured.values[name])
-        self._results.append(replace(together, cases=cases))
+        self._results.append(replace(together, cases=cases, peers=[*peers.values()]))
         for case, other in zip(together.cases, cases, strict=True):
             self.report.apart(case, other, together.ranks)
 

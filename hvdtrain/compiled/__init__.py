@@ -7,7 +7,6 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -34,7 +33,6 @@ def find_compiler(environ: Mapping[str, str], names: Sequence[str] = COMPILERS) 
 _logger = logging.getLogger("hvdtrain")
 
 _HEADER = Path(__file__).with_name("kernel.h")
-_SETUP = Path(__file__).parents[2] / "setup.py"  # of a checkout
 
 
 class KernelError(Exception):
@@ -47,7 +45,7 @@ def find_library(module: str, folder: Path) -> Path | None:
     installed = (Path(entry, *beneath) for entry in sys.path)
     for place in (folder, *installed):
         # An older build may have left one for this version of Python alone, which comes first.
-        for suffix in reversed(EXTENSION_SUFFIXES[:2]):
+        for suffix in reversed(EXTENSION_SUFFIXES):
             path = place / f"{name}{suffix}"
             if path.is_file():
                 return path
@@ -88,9 +86,12 @@ def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL
         compiled = ctypes.string_at(begin, end - begin)
     except (OSError, ValueError) as error:
         raise KernelError(f"{path} does not load ({error}): install hvdtrain again") from error
-    if path.parent == source.parent and not _SETUP.is_file():
-        return library  # they were installed together: thousands of ranks need not read all sources
-    with suppress(OSError):
-        if compiled == b"".join(file.read_bytes() for file in (_HEADER, source, *headers)):
-            return library
-    raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")
+    try:
+        text = b"".join(file.read_bytes() for file in (_HEADER, source, *headers))
+    except OSError as error:
+        raise KernelError(
+            f"{error.filename} cannot be read ({error}): install hvdtrain again"
+        ) from error
+    if compiled != text:
+        raise KernelError(f"{path} was not compiled from {source}: install hvdtrain again")
+    return library

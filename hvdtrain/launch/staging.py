@@ -91,8 +91,8 @@ def staged(request: LaunchRequest, folder: str, pack: bool) -> tuple[str, ...]:
 
 def _broadcast(archive: Path, request: LaunchRequest, environ: Mapping[str, str]) -> str:
     """Have Slurm send an archive to the nodes of its job; return where it is there, or ""."""
-    nodes, each = int(environ.get("SLURM_JOB_NUM_NODES", 1)), request.per_node
-    ranks = nodes * each if each else int(environ.get("SLURM_NTASKS", 0))
+    nodes, each = int(environ.get("SLURM_JOB_NUM_NODES") or 1), request.per_node
+    ranks = nodes * each if each else int(environ.get("SLURM_NTASKS") or 0)
     # The first rank of a node removes it.
     if nodes == 1 or request.names_hosts or request.ranks not in (None, ranks):
         return ""

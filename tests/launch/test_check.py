@@ -131,7 +131,8 @@ def test_ranks_in_containers_of_their_own(tmp_path: Path) -> None:
     wrapper.write_text(f'#!/bin/sh\n{alone}\nexec $alone {python} "$@"\n')
     wrapper.chmod(0o755)
     code = f"import sys; sys.executable = '{wrapper}'; from hvdtrain.cli.main import main; "
-    *_, problem = problems(start([python, "-c", f"{code}main(['check'])"]).end())
+    framework, problem = problems(start([python, "-c", f"{code}main(['check'])"]).end())
+    assert framework.startswith("no framework is installed")
     assert problem.startswith("two ranks of one host cannot read each other's memory: give the ")
 
 

@@ -96,7 +96,7 @@ def test_what_nodes_say(tmp_path: Path) -> None:
         (gpu / "local_cpulist").write_text(cores)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("model name : other")
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 1024 kB\nMemAvailable: 1024 kB\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 68719476736 kB\nMemAvailable: 1024 kB\n")
     other = tmp_path / "other" / "torch-0.1.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
@@ -116,7 +116,7 @@ def test_what_nodes_say(tmp_path: Path) -> None:
     assert "clocks: node1 +5000." in remarks
     assert "node1: ulimit -n is 256: ranks and data loaders need" in remarks
     assert " on node0, other on node1: the slowest decides" in remarks
-    assert " on node0, 16 GiB on node1: the slowest decides" in remarks
+    assert " on node0, 65536 GiB on node1: the slowest decides" in remarks
     assert "node1: local rank 0 is bound to none of the cores near its GPU, 4000-4007:" in remarks
 
 

@@ -15,6 +15,7 @@ from hvdtrain_bench.analysis.judge import (
     AVERAGE,
     AVERAGE_AGAIN,
     HVDTRAIN,
+    HVDTRAIN_AGAIN,
     NO_COMMUNICATION,
     WHOLE,
 )
@@ -94,7 +95,7 @@ def _bars(
         times = {name: median(times) for name, times in case.values.items() if name not in hidden}
         names = sorted(times, key=lambda name: (name != HVDTRAIN, times[name]))
         ratios = [times[name] / times[base] for name in names]
-        labels = [_UNCHANGED if name == HVDTRAIN else name for name in names]
+        labels = [_LABELS.get(name, name) for name in names]
         bars = axes.barh(labels, ratios, color=[_color(name) for name in names])
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
         axes.axvline(1.0, color="#c0c4cc", linewidth=0.8, zorder=0)
@@ -106,7 +107,7 @@ def _bars(
     figure.savefig(path, dpi=120)
 
 
-_UNCHANGED = "hvdtrain, unchanged script"
+_LABELS = {HVDTRAIN: "unchanged script", HVDTRAIN_AGAIN: "unchanged script again"}
 # One of ours, and one for each library.
 _COLORS = {"hvdtrain": "#3949ab", "DDP": "#e08a3c", "Horovod": "#c4514a", "replicate": "#8d6e63"}
 

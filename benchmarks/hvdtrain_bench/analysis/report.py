@@ -77,7 +77,7 @@ class ConsoleReport:
         differ = []
         for row, other in zip(rows(together), rows(apart), strict=True):
             one, two = row.comparison, other.comparison
-            if one and two and (one.low > two.high or two.low > one.high):
+            if one and two and two.interval and (one.low > two.high or two.low > one.high):
                 differ.append(f"{row.name} ({one.ratio:.2f}, apart {two.ratio:.2f})")
         self.line(f"{apart.name}: quartiles differ for {', '.join(differ) or 'none'}")
 
@@ -199,8 +199,8 @@ def _roofline(case: Case) -> str:
     least = median(case.values[FUSED_LIMIT]) + average
     return (
         f"an average reads and writes {_MEGA * gradients:.0f} MB on each rank, in at least "
-        f"{time_text(average)} at {_GIGA * rate:.1f} GB/s, as all ranks copy at once; with fused "
-        f"steps this makes {time_text(least)}, of which {HVDTRAIN} takes {beyond:.2f}"
+        f"{time_text(average)} at {_GIGA * rate:.1f} GB/s, as all ranks copy at once; this and a "
+        f"fused step of each rank take {time_text(least)}, and {HVDTRAIN} {beyond:.2f} times that"
     )
 
 

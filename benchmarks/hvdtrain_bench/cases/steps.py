@@ -27,6 +27,7 @@ from hvdtrain_bench.analysis.judge import (
     FUSED,
     FUSED_LIMIT,
     HVDTRAIN,
+    HVDTRAIN_AGAIN,
     NO_COMMUNICATION,
     REPLICATE,
     SHARDED,
@@ -46,7 +47,6 @@ from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import OPTIMIZERS
 from hvdtrain_bench.harness.turns import Bench, Contender
 
-_AGAIN = "hvdtrain again"
 _COPIED_BYTES, _COPIES = 256 << 20, 9
 _HAS_REPLICATE = find_spec("torch.distributed._composable.replicate_with_fsdp") is not None
 
@@ -76,7 +76,7 @@ def measure(bench: Bench, peers: PeerLibraries) -> None:
             "gradient_bytes": sum(weight.nbytes for weight in first_weights(model)),
             "memory_bytes_per_second": rate,
         }
-        bench.add(name, seconds, HVDTRAIN, _AGAIN, **about)
+        bench.add(name, seconds, HVDTRAIN, HVDTRAIN_AGAIN, **about)
 
 
 def _memory_rate(ranks: Ranks) -> float:
@@ -182,7 +182,7 @@ def _contenders(
         )
 
     together(HVDTRAIN, peers.library, with_hvdtrain)
-    together(_AGAIN, peers.library, with_hvdtrain)
+    together(HVDTRAIN_AGAIN, peers.library, with_hvdtrain)
     makers[FUSED_LIMIT] = lambda: judge.without_communication(
         FUSED_LIMIT, torch_library, trainer(partial(bare, fused=True))
     )

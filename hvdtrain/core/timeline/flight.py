@@ -107,7 +107,8 @@ class FlightRecord:
     def history(self, ranks: Sequence[int], number: int, label: str) -> History:
         """Return the writer of a channel's operations."""
         spans = [[run[0], run[-1]] for run in runs_of(ranks)]
-        if len(steps := set(map(sub, ranks[1:], ranks))) == 1:  # as of every fourth rank
+        if len(spans) > 1 and len(steps := set(map(sub, ranks[1:], ranks))) == 1:
+            # As of every fourth rank.
             spans = [[ranks[0], ranks[-1], *steps]]
         channels = [*self._channels, [number, label, spans]]
         if not self._put(CHANNELS, NOTES, channels):
