@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -72,17 +71,6 @@ class ParameterSettings(GradientSettings):
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
-def _references_to(value: object) -> int:
-    return sys.getrefcount(value)
-
-
-def _least_references() -> int:
-    """Return how many references an object has of which only the caller has one."""
-    value = object()
-    return _references_to(value)
-
-
-_ALONE = _least_references()
 # Larger gradients do not stay in the caches until they are reduced.
 _LARGE_BYTES = 256 << 10
 
@@ -141,8 +129,7 @@ class ParameterBuckets(Reducer):
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._copied_at: dict[int, int] = {}  # versions of those that are copies of results
-        # The gradients in buckets: torch.utils.swap_tensors() refuses those with weak references.
-        self._given: dict[int, torch.Tensor] = {}
+        self._given: dict[int, weakref.ref[torch.Tensor]] = {}  # the gradients in buckets
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
@@ -291,13 +278,14 @@ class ParameterBuckets(Reducer):
         # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
         self._parameters[index].grad = given = self._views[index].detach()
         if self._views[index] is self._parts[index]:
-            self._given[index] = given
+            self._given[index] = weakref.ref(given)
 
     def _let_go(self, index: int, current: torch.Tensor | None = None) -> None:
         """Move a view that the program keeps, but that is not the current gradient, elsewhere."""
         given = self._given.pop(index, None)
-        if given is not None and given is not current and _references_to(given) > _ALONE:
-            given.data = given.detach().clone()
+        kept = None if given is None else given()
+        if kept is not None and kept is not current:
+            kept.data = kept.detach().clone()
 
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is where it is reduced."""
