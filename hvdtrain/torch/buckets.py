@@ -129,7 +129,6 @@ class ParameterBuckets(Reducer):
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self._copied_at: dict[int, int] = {}  # versions of those that are copies of results
-        self._given: dict[int, weakref.ref[torch.Tensor]] = {}  # the gradients in buckets
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
@@ -184,8 +183,6 @@ class ParameterBuckets(Reducer):
     def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""
         kept = self.kept()
-        for index in tuple(self._given):
-            self._let_go(index)
         self.exchange.prepare(plan)
         self.use(plan, *self._divided(plan))
         self._cut()
@@ -276,16 +273,7 @@ class ParameterBuckets(Reducer):
 
     def _set_gradient(self, index: int) -> None:
         # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
-        self._parameters[index].grad = given = self._views[index].detach()
-        if self._views[index] is self._parts[index]:
-            self._given[index] = weakref.ref(given)
-
-    def _let_go(self, index: int, current: torch.Tensor | None = None) -> None:
-        """Move a view that the program keeps, but that is not the current gradient, elsewhere."""
-        given = self._given.pop(index, None)
-        kept = None if given is None else given()
-        if kept is not None and kept is not current:
-            kept.data = kept.detach().clone()
+        self._parameters[index].grad = self._views[index].detach()
 
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is where it is reduced."""
@@ -370,7 +358,6 @@ class ParameterBuckets(Reducer):
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
         """Copy a dense gradient into its bucket, and make it a view if possible."""
         self._follow(index)
-        self._let_go(index, self._parameters[index].grad)
         view = self._views[index] = self._parts[index]
         self._lent.pop(index, None)
         self._leave_to_bucket(index)

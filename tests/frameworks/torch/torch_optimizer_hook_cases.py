@@ -79,31 +79,6 @@ def gradients_whose_data_is_replaced() -> None:
     assert elsewhere.tolist() == [-15 / 2] * 2
 
 
-def gradients_that_a_program_keeps() -> None:
-    """Also those of the first step, which determines the order in the buckets."""
-    weights, kept = training.zeros(2, 2), list[list[torch.Tensor]]()
-    optimizer = training.wrapped_sgd(*weights)
-    for factor in (1, 2, 4):
-        optimizer.zero_grad()
-        ((weights[0] + 3 * weights[1]).sum() * (hvd.rank() + 1) * factor).backward()
-        kept.append([training.grad_of(weight) for weight in weights])
-        optimizer.step()
-    mean = training.mean_of_ranks()
-    for factor, gradients in zip((1, 2, 4), kept, strict=True):
-        assert [g.tolist() for g in gradients] == [[mean * factor] * 2, [3 * mean * factor] * 2]
-
-
-def parameters_that_are_swapped() -> None:
-    model, optimizer = training.together(training.momentum)
-    training.train_together(model, optimizer, 2)
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    training.check_equals_alone(model, training.momentum, 2)
-
-
 def parameters_that_change_their_type() -> None:
     for set_to_none in (True, False):
         model, alone = training.build().float(), training.build()
