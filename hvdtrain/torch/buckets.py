@@ -364,7 +364,8 @@ class ParameterBuckets(Reducer):
         if gradient is None:
             self._streams_of(index).clear(view)
             if self._compressor is not None:
-                _, self._contexts[index] = self._compressor.compress(view)
+                zeros = torch.zeros_like(view)
+                _, self._contexts[index] = self._compressor.compress(zeros)
             return
         compressed = gradient
         if self._compressor is not None:
@@ -430,9 +431,9 @@ class ParameterBuckets(Reducer):
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
                 )
-            if self._compressor is not None:
+            if (compressor := self._compressor) is not None and hasattr(compressor, "decompress"):
                 part = self._parts[index]
-                part.copy_(self._compressor.decompress(part, self._contexts[index]))
+                part.copy_(compressor.decompress(part, self._contexts.pop(index)))
             parameter = self._parameters[index]
             gradient = parameter.grad
             lent = self._lent.pop(index, None)

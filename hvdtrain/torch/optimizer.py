@@ -363,10 +363,10 @@ class DistributedOptimizer(OptimizerWrapper):
         self._optimizer.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the wrapped optimizer, whose methods find gradients and state.
+        """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.
 
         Such a method, as SAM's first_step(), reduces gradients that are complete before it runs
-        (then collective), and finds the whole state. Those of every optimizer of torch do not.
+        (then collective). Those of every optimizer of torch use no gradients.
         """
         value = super().__getattr__(name)
         own = inspect.ismethod(value) and value.__self__ is self._optimizer
@@ -376,8 +376,6 @@ class DistributedOptimizer(OptimizerWrapper):
         @wraps(value)
         def call(*arguments: Any, **named: Any) -> Any:
             self._reduce_complete()
-            if self._steps is not None:
-                self._steps.give_back()
             return value(*arguments, **named)
 
         return call

@@ -88,7 +88,7 @@ class Channel:
         self._driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
         self._title, self._failed, self._lost = title, failed, lost
         self.turn = threading.Lock()  # of the thread that drives
-        self._caller = 0  # which that is, unless it is the channel's
+        self._caller = 0  # which that is
         self._thread: threading.Thread | None = None
         if self.has_thread:
             self._thread = threading.Thread(
@@ -103,7 +103,7 @@ class Channel:
         if self.has_thread:
             if hurry:
                 self.queue.hurry()
-        elif self.communicator.size == 1:
+        elif self.communicator.size == 1 and not self._is_driving():
             self.wait(operation)
 
     @collective
@@ -113,8 +113,8 @@ class Channel:
         operation.submitted = start = watch.since = time.perf_counter()
         try:
             if self.turn.acquire(False):
-                self._caller = get_ident()
                 try:
+                    self._caller = get_ident()
                     if admitted := queue.admit(operation):
                         # The usual case: it is all that a round is about, and done by the vote.
                         self._driver.doing, ballot = (operation,), operation.request.ballot
@@ -150,8 +150,8 @@ class Channel:
         queue, calls = self.queue, like.vote_calls
         if calls is None or not self.turn.acquire(False):
             return None
-        self._caller = get_ident()
         try:
+            self._caller = get_ident()
             with queue.lock:
                 state = queue.state
                 others = queue.pending or state.phase is not OPEN or state.deserted
@@ -212,6 +212,7 @@ class Channel:
     @collective
     def _complete(self, operation: Operation, admitted: bool) -> None:
         """Take part in rounds until an operation has ended, which may have to be added first."""
+        self._refuse_nested(operation)
         try:
             if not admitted:
                 self.queue.add(operation)
@@ -233,24 +234,30 @@ class Channel:
         """Take part in rounds until an operation has ended, or wait while another thread does."""
         while not self._is_over(operation):
             if self.turn.acquire(blocking=False):
-                self._caller = get_ident()
                 try:
+                    self._caller = get_ident()
                     while not self._is_over(operation):
                         self._driver.round()
                 except BaseException as error:
                     self._fail(error)
                 finally:
                     self._end_turn()
-            elif self._caller == get_ident():
-                raise HvdtrainError(
-                    f"{self._title} {operation.request.subject} was called by a finalizer or a "
-                    "signal's handler within another operation of the same thread, which cannot "
-                    "wait for both: call its asynchronous form there, and wait for that later"
-                )
             else:
+                self._refuse_nested(operation)
                 self.queue.wait(operation, lambda: not self.turn.locked())
         if not operation.done:
             self.queue.wait(operation, lambda: False)  # close() ends it
+
+    def _is_driving(self) -> bool:
+        return self._caller == get_ident()
+
+    def _refuse_nested(self, operation: Operation) -> None:
+        if self._is_driving() and not operation.done:
+            raise HvdtrainError(
+                f"{self._title} {operation.request.subject} was called by a finalizer or a "
+                "signal's handler within another operation of the same thread, which cannot wait "
+                "for both: call its asynchronous form there, and wait for that later"
+            )
 
     def _is_over(self, operation: Operation) -> bool:
         return operation.done or self.queue.closed
@@ -260,11 +267,13 @@ class Channel:
         """Take part in rounds whenever operations are pending: the channel's own thread."""
         while self.queue.wait_for_work():
             with self.turn:
+                self._caller = get_ident()
                 try:
                     while self.queue.busy:
                         self._driver.round()
                 except Exception as error:
                     self._give_up(error)
+                self._caller = 0
             self.queue.wake_drivers()
 
     def _fail(self, error: BaseException) -> NoReturn:

@@ -181,7 +181,7 @@ def _make(
 def _check(
     call: _KnownCall, terms: tuple[Any, ...], full_name: str, tensors: Tensors, targets: Tensors
 ) -> AllreduceTemplate:
-    """Check a call that is not call, and keep what is found for others like it."""
+    """Check a call that is not known, and keep what is found for others like it."""
     name, _, prescale, postscale, _ = terms
     call.reduction = operations.make_template(
         call.channel,

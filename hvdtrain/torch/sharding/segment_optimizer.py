@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,14 +41,7 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     with small and with large gradients.
     """
     kind = type(optimizer)
-    step = optimizer.__dict__.get("step")
-    names = getattr(getattr(step, "__func__", step), "__globals__", {})
-    # A scheduler sets one that counts steps.
-    if step is not None and names.get("__name__") != "torch.optim.lr_scheduler":
-        raise UnsupportedError(
-            f"sharded=True: step() of this {kind.__name__} was replaced, but ranks call that of "
-            "its class on parts of parameters: use sharded=False, or a subclass"
-        )
+    _tell_of_replaced_step(optimizer)
     if kind in ELEMENTWISE:
         return False
     numbers = torch.randn(
@@ -63,20 +57,36 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
             together, apart = (numbers.view(3, 6, 4),), numbers.split(12, dim=1)
         try:
             both, changed = _steps_of(optimizer, together)
-            if torch.equal(both, numbers[:1].expand_as(both)):  # those of an optimizer within it
-                changed.append("other weights")
             each = torch.cat([_steps_of(optimizer, [part])[0] for part in apart], dim=1)
             alike = alike and torch.allclose(both, each, rtol=1e-9, atol=1e-12, equal_nan=True)
-        except Exception:  # it cannot step on other tensors
+        # It cannot step on other tensors.
+        except (KeyError, RuntimeError, IndexError, TypeError, ValueError):
             alike = False
-    if named & _REFUSED or changed or not alike:
+    if named & _REFUSED or not alike:
         what = "steps on all parameters together" if whole else "needs whole parameters"
-        what = f"changes {changed[0]} in step()" if changed else what
         raise UnsupportedError(
-            f"sharded=True: {kind.__name__} {what}, but each rank has parts of parameters: "
-            "use sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
+            f"sharded=True: {kind.__name__} {what}, but ranks own parts of them: use "
+            "sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
+        )
+    if changed:
+        warnings.warn(
+            f"sharded=True: step() of {kind.__name__} changes {', '.join(changed)}, which later "
+            "steps do not see, as each has an optimizer of its own on parts of the parameters: if "
+            "they read that, use sharded=False, or keep it in the state of each parameter",
+            stacklevel=2,
         )
     return whole
+
+
+def _tell_of_replaced_step(optimizer: torch.optim.Optimizer) -> None:
+    kind, step = type(optimizer), optimizer.__dict__.get("step")
+    # A scheduler sets one that counts steps.
+    if step is not None and getattr(step, "__wrapped__", None) is not kind.step:
+        warnings.warn(
+            f"sharded=True: step() of this {kind.__name__} was replaced, but ranks call that of "
+            "its class on parts of parameters: if it does more, use sharded=False, or a subclass",
+            stacklevel=2,
+        )
 
 
 def _names(kind: type) -> set[str]:
@@ -86,22 +96,31 @@ def _names(kind: type) -> set[str]:
 def _steps_of(
     optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, list[str]]:
-    """Return weights after steps in each group, [groups, elements], and settings that change."""
+    """Return weights after steps in each group, [groups, elements], and what the last step changes.
+
+    Parts have gradients, too. The changes are of numbers in attributes and groups, as counts.
+    """
     groups = [
         ({**group, "lr": group.get("lr") or 0.1}, [part[0].clone() for part in parts])
         for group in optimizer.param_groups
     ]
     other = like(optimizer, groups)
-    kept = [(each, dict(each)) for each in (other.__dict__, *other.param_groups)]
+    kept: list[dict[str, Any]] = []
     for number in range(1, len(parts[0])):
         for _, tensors in groups:
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.grad = part[number].clone()
+        kept = [dict(each) for each in (other.__dict__, *other.param_groups)]
         other.step()
+    now = [other.__dict__, *other.param_groups]
+    changed = {
+        repr(key)
+        for before, after in zip(kept, now, strict=True)
+        for key, value in after.items()
+        if isinstance(value, (int, float)) and value != before.get(key)
+    }
     weights = [torch.cat([each.flatten() for each in tensors]) for _, tensors in groups]
-    # Steps on parts would lose them: a count of steps, for example.
-    changed = [repr(k) for now, old in kept for k in now if repr(now[k]) != repr(old.get(k))]
-    return torch.stack(weights), changed
+    return torch.stack(weights), sorted(changed)
 
 
 def costs_of(optimizer: torch.optim.Optimizer, specs: Sequence[ParameterSpec]) -> list[int]:
