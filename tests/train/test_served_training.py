@@ -188,16 +188,19 @@ def test_ranks_that_cannot_serve_are_refused(runs: TrainedCases) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "lr", "said"),
+    ("recipe", "lr", "code", "said"),
     [
-        ("digits", "1e30", "step 2: the gradient of this rank is not finite"),
-        (f"{POINTS}:clamped", "1e-3", "a callback changed weights in on_train_batch_end, where"),
+        ("digits", "1e30", 1, "step 2: the gradient of this rank is not finite"),
+        (f"{POINTS}:clamped", "1e-3", 1, "a callback changed weights in on_train_batch_end, where"),
+        (f"{POINTS}:thawed", "1e-3", 2, "parameter 0.weight was frozen when training began, so no"),
     ],
 )
-def test_a_worker_that_raises_ends_the_job(recipe: str, lr: str, said: str, tmp_path: Path) -> None:
+def test_a_worker_that_raises_ends_the_job(
+    recipe: str, lr: str, code: int, said: str, tmp_path: Path
+) -> None:
     options = ["--lr", lr, "--strategy", "ps", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--", "train", recipe]
-    done = start([*command, *options], cwd=tmp_path).end(code=1)
+    done = start([*command, *options], cwd=tmp_path).end(code=code)
     assert f"[rank 0/2] {said}" in done.stderr
     assert "[rank 0/2] Traceback" not in done.stderr
 

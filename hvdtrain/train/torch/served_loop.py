@@ -11,6 +11,7 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.data.sampling import steps_per_epoch
+from hvdtrain.errors import UsageError
 from hvdtrain.torch.sharding.segment_optimizer import ELEMENTWISE, is_elementwise
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals
@@ -165,6 +166,13 @@ class ServedLoop(TorchLoop):
         self.state.settle()  # the weights change before the first step is taken
         self._refuse_other_rates(self._step_plan.position(epoch, done))  # before any rank waits
         if self._rounds.lent:
+            served = set(self._row.parameters)
+            for name, parameter in self._model.named_parameters():
+                if parameter.requires_grad and parameter not in served:
+                    raise UsageError(
+                        f"parameter {name} was frozen when training began, so no server has it: "
+                        "freeze it in on_train_begin, or leave out --strategy ps"
+                    )
             self._rounds.load(self._states)
         if self._rounds.serves:
             self._serve(epoch, done, go_on)

@@ -289,7 +289,7 @@ def complete_momenta(optimizer: torch.optim.Optimizer) -> None:
     if getattr(optimizer, "sharded", False):
         return
     for group in optimizer.param_groups:
-        if group.get("fused") and group.get("momentum") and not group["dampening"]:
+        if group.get("fused") and group.get("momentum") and not group.get("dampening"):
             used = [p for p in group["params"] if p.grad is not None]
             late = [p for p in used if optimizer.state.get(p, {}).get("momentum_buffer") is None]
             for parameter in late if len(late) < len(used) else ():

@@ -92,6 +92,17 @@ def clamped() -> Recipe:
     return replace(recipe(), callbacks=[Clamping()])
 
 
+class Thawing(Callback):
+    def on_epoch_begin(self, state: CallbackState) -> None:
+        state.model[0].requires_grad_(state.epoch > 0)
+
+
+def thawed() -> Recipe:
+    made = replace(recipe(), callbacks=[Thawing()])
+    made.model[0].requires_grad_(False)
+    return made
+
+
 def killed() -> Recipe:
     return replace(recipe(), callbacks=[Killing()])
 
