@@ -4,9 +4,9 @@
 # Seen with torch 2.13.0 (CPU), Python 3.11: the gradient of a row that a batch uses 5000 times, with gradients of 1, is
 # 256 in bfloat16 and 2048 in float16: the sum is kept in the type of the weights, and once it is that large adding 1
 # changes nothing. It is 4992 and 5000, the nearest numbers, from gather, a sum, or a product of matrices, which add up
-# in float32. Frequent tokens, padding without padding_idx, position and type embeddings learn at a twentieth of their
-# rate. EmbeddingBag, sparse gradients, and tensor[indices] do the same. Autocast does not, as its weights are float32;
-# models in bfloat16 do. Nothing is said.
+# in float32. Frequent tokens, padding without padding_idx, position and type embeddings, whose gradients are alike, learn at a
+# twentieth of their rate. EmbeddingBag, sparse gradients, and tensor[indices] do the same. Autocast does not, as its
+# weights are float32; models in bfloat16 do. Nothing is said.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
