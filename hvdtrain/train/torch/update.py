@@ -146,7 +146,8 @@ class StepResult:
 
 def _require_moving(model: torch.nn.Module, ema: float) -> None:
     """Refuse weights of a type in which averages lose what a step adds to them."""
-    for name, weight in model.named_parameters():
+    trained = ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+    for name, weight in trained:
         if weight.is_floating_point() and torch.finfo(weight.dtype).eps > 1 - ema:
             raise UsageError(
                 f"--ema {ema:g}: an average in {weight.dtype}, the type of {name}, is too coarse "

@@ -130,6 +130,7 @@ def averages_that_would_not_move_are_refused() -> None:
         text = refused(UsageError, partial(Updater, model, optimizer, plain, None, decay))
         assert f"--ema {decay}: an average in {kind}" in text
         Updater(model, optimizer, plain, ema=fewer)
+    Updater(model.requires_grad_(False), optimizer, plain, ema=0.9999)
 
 
 def _skip_steps(sharded: bool) -> None:
