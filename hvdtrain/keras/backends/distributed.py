@@ -14,11 +14,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.fused import Layout, exchange_fused, is_overwritten
 from hvdtrain.core.gradient_settings import GradientSettings, register_weighted
-from hvdtrain.core.gradients.exchange import (
-    Exchange,
-    InnerState,
-    SavedExchange,
-)
+from hvdtrain.core.gradients.exchange import Exchange, InnerState, SavedExchange
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.process_set import stays_alone
 from hvdtrain.errors import UsageError
