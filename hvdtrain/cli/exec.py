@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -137,9 +139,21 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     )
     if done.returncode != 0:
         sys.exit(done.returncode)
-    found = json.loads(done.stdout.splitlines()[-1]).items()
-    facts: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found}
+    found = json.loads(done.stdout.splitlines()[-1])
+    _wait_for_ends(found.pop("processes"))
+    facts: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
     return ClusterRank(**facts)
+
+
+def _wait_for_ends(processes: Sequence[int]) -> None:
+    # mpirun 5.0.11 lets a rank whose script starts MPI pass before the others have started theirs,
+    # if it only then notices that the first process of one of its host has ended: the rank looks
+    # for that process.
+    for process in processes:
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(process, 0)
+                time.sleep(0.005)
 
 
 @collective

@@ -13,6 +13,7 @@ may use an MPI, threads or forks of its own.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ from hvdtrain.errors import EXIT_USAGE, HvdtrainError
 
 @collective
 def main() -> None:
-    """Join the world, and print the fields of cluster_environment.ClusterRank."""
+    """Join the world, and print the fields of cluster_environment.ClusterRank, and `processes`.
+
+    Those are the numbers of the processes that report for the ranks of this host.
+    """
     context.init()
     topology = context.current().topology
     error = sys.argv[2] if sys.argv[1] == "--error" else ""
@@ -39,15 +43,18 @@ def main() -> None:
     host = "127.0.0.1" if on_one_host else socket.gethostname()
     offer = [f"{host}:{port}" for port in sys.argv[1].split(",")]
     control = [f"{host}:{port}" for port in sys.argv[2:]]
-    every = allgather_object((offer, control), "addresses")
+    # Where process numbers are those of this process: hosts may run containers.
+    place = f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    every = allgather_object((offer, control, place, os.getpid()), "addresses")
     report = {
         "rank": topology.rank,
         "size": topology.size,
         "local_rank": topology.local_rank,
         "local_size": topology.local_size,
         "node": topology.node,
-        "addresses": distinct_addresses([offer for offer, _ in every]),
-        "control_addresses": [address for _, control in every for address in control],
+        "addresses": distinct_addresses([each[0] for each in every]),
+        "control_addresses": [address for each in every for address in each[1]],
+        "processes": [each[3] for each in every if each[2] == place],
     }
     context.shutdown()
     print(json.dumps(report), flush=True)

@@ -58,6 +58,17 @@ script = Path(sys.argv[0]).with_name(os.environ["OMPI_COMM_WORLD_RANK"] + ".py")
 sys.argv = ["hvdtrain", "exec", str(script)]
 runpy.run_module("hvdtrain", run_name="__main__")
 """
+# The process of rank 0 that joins the others for its script is late to end.
+LATE = """
+import atexit, os, pathlib, sys, time
+
+def end():
+    time.sleep(1)
+    pathlib.Path(__file__).with_name("ended").touch()
+
+if "hvdtrain.core.rank_report" in sys.orig_argv and os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    atexit.register(end)
+"""
 # What a distributed strategy averages: rank r adds r + 1 in each of three steps.
 STRATEGY = """
 import tensorflow as tf
@@ -78,6 +89,11 @@ for _ in range(3):
 print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_sync}: "
       f"{total.numpy()}", flush=True)
 """
+
+
+def first_on_path(folder: Path) -> dict[str, str]:
+    others = os.environ.get("PYTHONPATH", "").split()
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *others])}
 
 
 def place(rank: int) -> cluster_environment.ClusterRank:
@@ -161,6 +177,15 @@ def test_a_script_of_ddp(tmp_path: Path) -> None:
     script.write_text(DDP)
     done = run_ranks([*EXEC, str(script), "--lr", "0.5"], 2)
     assert sorted(done.stdout.splitlines()) == ["gradient [[1.5, 1.5]] of 2"] * 2
+
+
+def test_scripts_begin_when_the_processes_before_them_have_ended(tmp_path: Path) -> None:
+    """Otherwise a script that uses MPI may find a rank's addresses of before."""
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    script = tmp_path / "script.py"
+    script.write_text("import pathlib; print(pathlib.Path(__file__).with_name('ended').exists())")
+    done = run_ranks([*EXEC, str(script)], 2, env=first_on_path(tmp_path))
+    assert done.stdout == "True\n" * 2
 
 
 def test_a_script_of_a_strategy(tmp_path: Path) -> None:
@@ -290,11 +315,7 @@ def test_accelerate_that_trains_every_rank_alone_is_said(
     program: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "accelerated.py").write_text(ACCELERATE)
-    env = {
-        "CUDA_VISIBLE_DEVICES": "",
-        "ACCELERATE_USE_CPU": "false",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split()]),
-    }
+    env = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "false", **first_on_path(tmp_path)}
     words = [word.replace("FOLDER", str(tmp_path)) for word in program]
     done = run_ranks([*EXEC, *words], 2, env=env)
     assert sorted(done.stdout.splitlines()) == ["1 no 1.0 __main__"] * 2
