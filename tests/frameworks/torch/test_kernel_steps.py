@@ -62,6 +62,9 @@ class Twins:
             own.grad = other.grad = None
             if self.draws.random() >= without:
                 gradient = self.drawn(tuple(own.shape), own.dtype)
+                flat, count = gradient.view(-1), own.numel()
+                flat[: count // 2 : 3] = flat[count // 2 : count * 2 // 3] = 0  # of inactive units
+                flat[: count // 5] *= 1e-21  # with subnormal squares
                 own.grad, other.grad = (torch.empty_like(own).copy_(gradient) for _ in range(2))
         self.torchs.step()
         if self.steps.take():
@@ -257,13 +260,8 @@ def test_corrections_are_computed_as_in_python_without_roots_of_mkl() -> None:
     weights, mean, square = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).split(1)
     steps, gradient = torch.tensor(unlike[0] - 1.0), torch.ones(1, dtype=torch.float64)
     addresses, state = [[weights.data_ptr()]], [mean.data_ptr(), square.data_ptr(), 0]
-    fields: dict[str, Any] = {
-        "state": state,
-        "steps": steps.data_ptr(),
-        "count": 1,
-        "is_double": True,
-    }
-    step = KernelStep(addresses, Form(contracts=True, width_bytes=0), **fields)
+    form = Form(contracts=True, width_bytes=0)
+    step = KernelStep(addresses, form, state=state, steps=steps.data_ptr(), count=1, is_double=True)
     step.gradients[:] = gradient.data_ptr()
     step.update([rule])
     correction = (1 - 0.9 ** unlike[0]) ** 0.5
