@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvdtrain.config import Config
+from hvdtrain.engines import open_world
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.engines.horovod.communicator import HorovodCommunicator
-from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.torch_distributed.communicator import capabilities as torch_capabilities
 from hvdtrain.types import DType, ReduceOp
 

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
+from hvdtrain.world import SUPERVISOR
+
 # A process runs; its init() is complete; that of all ranks is; all ranks have left in order; a rank
 # has ended the job because of an error; a rank has ended before all had started; ranks that are
 # started again continue from the newest checkpoint; one was written. A path follows these two.
@@ -17,9 +19,8 @@ BEGAN, INITIALIZED, STARTED, ENDED, FAILED, LOST, CONTINUES, SAVED = (
     *("began", "initialized", "started", "ended", "failed", "lost", "continues", "saved"),
 )
 
-# Environment variables: where to report, as KEY@ADDRESS:PORT,ADDRESS:PORT..., and how often the job
-# has been started again.
-SUPERVISOR, RESTARTS = "HVDTRAIN_SUPERVISOR", "HVDTRAIN_RESTARTS"
+# Environment variable: how often the job has been started again.
+RESTARTS = "HVDTRAIN_RESTARTS"
 
 _CONNECT_SECONDS = 2.0
 # Environment variable: descriptor of the connection that a rank holds until the end of init().

@@ -28,7 +28,7 @@ _MESSAGES = 20
 
 def engine(name: str) -> None:
     """Open an engine on one rank: whether it is available, and its library or why it is not."""
-    from hvdtrain.engines.registry import open_world
+    from hvdtrain.engines import open_world
 
     try:
         world = open_world(name, Config(), os.environ)
@@ -128,7 +128,7 @@ def two_ranks() -> None:
     import numpy as np
 
     from hvdtrain.buffer import Buffer
-    from hvdtrain.engines.registry import choose_engine, open_world
+    from hvdtrain.engines import choose_engine, open_world
     from hvdtrain.types import ReduceOp
 
     try:

@@ -12,7 +12,7 @@ import click
 from hvdtrain import __version__
 from hvdtrain.check.checks import Section, all_sections
 from hvdtrain.check.job import check_job
-from hvdtrain.engines.registry import ENGINES
+from hvdtrain.engines import ENGINES
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
 from hvdtrain.launch.launchers.options import parse_hosts, require_sense
 from hvdtrain.launch.launchers.request import LaunchRequest

@@ -201,6 +201,7 @@ class GradientArena:
         if self._handle is None:
             raise AllocatorError("the system does not map shared memory a second time (mremap)")
         self._base, self._nbytes = calls.hvd_arena_base(self._handle), blocks.nbytes
+        self.least_bytes = LEAST_BYTES
         # Then it serves no more allocations; blocks in use stay valid.
         weakref.finalize(self, calls.hvd_arena_close, self._handle)
 

@@ -9,14 +9,12 @@ from ctypes import memmove
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.driver import HASHES
 from hvdtrain.core.agreement.operation import (
     UNNAMED,
@@ -30,6 +28,9 @@ from hvdtrain.engines.communicator import Communicator, VoteCalls, VotedReductio
 from hvdtrain.streams import HOST
 from hvdtrain.types import DType, ReduceOp
 
+if TYPE_CHECKING:
+    from hvdtrain.arrays import Array  # for Adasum
+
 _NEGLIGIBLE = math.sqrt(sys.float_info.min)
 
 
@@ -39,6 +40,8 @@ def combine(a: Array, b: Array) -> Array:
     Orthogonal vectors are added, equal ones averaged. A vector whose square is negligible leaves
     the other one unchanged.
     """
+    from hvdtrain.arrays import of_type, to_float64
+
     wide_a, wide_b = to_float64(a), to_float64(b)
     dot = wide_a @ wide_b
     factor_a, factor_b = _factor(dot, wide_a @ wide_a), _factor(dot, wide_b @ wide_b)
@@ -46,6 +49,8 @@ def combine(a: Array, b: Array) -> Array:
 
 
 def _factor(dot: Array, squared: Array) -> Array:
+    from hvdtrain.arrays import namespace
+
     # Without reading values from a device, which would make the host wait for it.
     with np.errstate(all="ignore"):
         factor = 1.0 - dot / (squared * 2)
@@ -212,21 +217,6 @@ class AllreduceTemplate:
         if source is not target:
             own = Buffer(read, self.dtype, self.counts[0], "cpu", source)
         return TemplateAllreduce(self, name, [own], [buffer])
-
-
-# What frameworks keep of their calls, by keys of their own, as long as a context and its channels.
-KNOWN_CALLS: dict[Hashable, Any] = {}
-
-# Programs that give each call another name must not fill the memory.
-_MOST_CALLS = 2048
-
-
-def keep_call(known: Any, channel: Channel, *keys: Hashable) -> None:
-    """Keep what is known of a call for others on its channel, unless there are too many."""
-    if len(KNOWN_CALLS) < _MOST_CALLS:
-        KNOWN_CALLS.update(dict.fromkeys(keys, known))
-        if channel.queue.closed:  # meanwhile, by another thread, which may have cleared them before
-            KNOWN_CALLS.clear()
 
 
 _POINTER = attrgetter("pointer")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core import allocators, context
+from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.gradients.plan import (
@@ -25,8 +25,10 @@ from hvdtrain.core.gradients.plan import (
     size_text,
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.core.places import PlacedBucket
 from hvdtrain.errors import MismatchError
+
+if TYPE_CHECKING:
+    from hvdtrain.core.places import PlacedBucket
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -115,7 +117,7 @@ def replan(
     )
 
 
-P = TypeVar("P", bound=PlacedBucket)
+P = TypeVar("P", bound="PlacedBucket")
 
 
 def placed_buckets(
@@ -124,11 +126,13 @@ def placed_buckets(
     make: Callable[[Mapping[int, tuple[int, int]], Buffer], P],
 ) -> list[P | None]:
     """Return each bucket of which some gradients may lie elsewhere; None for the others."""
+    from hvdtrain.core.allocators import LEAST_BYTES
+
     found: list[P | None] = []
     for layout, buffer in zip(plan.buckets, buffers, strict=True):
         starts = dict(zip(layout.parameters, layout.starts, strict=True))
         extents = {index: (start, plan.specs[index].count) for index, start in starts.items()}
-        large = any(plan.specs[index].nbytes >= allocators.LEAST_BYTES for index in extents)
+        large = any(plan.specs[index].nbytes >= LEAST_BYTES for index in extents)
         found.append(make(extents, buffer) if large else None)
     return found
 

@@ -6,15 +6,16 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.allreduce import KNOWN_CALLS
+from hvdtrain.core.agreement.channel import KNOWN_CALLS
 from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
@@ -23,8 +24,8 @@ from hvdtrain.core.exits import (
 )
 from hvdtrain.core.membership import Context, open_context, start_watches
 from hvdtrain.core.tuning import in_default_arithmetic, keep_freed_memory
+from hvdtrain.engines import open_engine
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (
     ExcludedError,
     HostsUpdatedInterrupt,
@@ -34,9 +35,8 @@ from hvdtrain.errors import (
     UnsupportedError,
     UsageError,
 )
-from hvdtrain.milestones import ENDED, STARTED, finish_init, report
 from hvdtrain.topology import RankCores, Topology, binding_warnings, count_threads
-from hvdtrain.world import SRUN, idle_tasks, promised_world
+from hvdtrain.world import SRUN, SUPERVISOR, idle_tasks, promised_world
 
 if TYPE_CHECKING:
     from hvdtrain.core.recovery import Recovery
@@ -126,18 +126,18 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def _end_workers_with_this_rank() -> None:
-    from multiprocessing import forkserver
+    own = ForkServerProcess._Popen
 
-    server, preload = forkserver._forkserver, forkserver.set_forkserver_preload
-    preloaded = getattr(server, "_preload_modules", ["__main__"])
+    def preload_ours_too(process: Any) -> Any:
+        from multiprocessing import forkserver  # few programs have such children
 
-    def preload_ours_too(modules_names: Sequence[str], **options: Any) -> None:
-        preload([*modules_names, _FOR_SERVER], **options)
+        preloaded = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])
+        if _FOR_SERVER not in preloaded:
+            forkserver.set_forkserver_preload([*preloaded, _FOR_SERVER])
+        return own(process)
 
-    if _FOR_SERVER not in preloaded:
-        # The program may call it, too.
-        forkserver.set_forkserver_preload = preload_ours_too
-        preload_ours_too(preloaded)
+    if own.__module__ != __name__:
+        ForkServerProcess._Popen = staticmethod(preload_ours_too)  # type: ignore[method-assign,assignment]
 
 
 @collective
@@ -184,7 +184,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
 
             _context = open_of_newcomer(config, world, ordered, _end_soon, _abort)
             _guard_exits(config, _context.topology, _context.world.communicator)
-            finish_init(os.environ)
+            _report_init()
             return
         warn_of_binding(world, topology)
         warn_of_idle_tasks(topology)
@@ -197,13 +197,16 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         assert _guard is not None
         _guard.fail(error)
         raise
-    finish_init(os.environ)
-    _report_start(topology)
+    _report_init(first=topology.rank == 0)
 
 
-def _report_start(topology: Topology) -> None:
-    if topology.rank == 0:
-        report(STARTED, os.environ)
+def _report_init(first: bool = False) -> None:
+    if SUPERVISOR in os.environ:
+        from hvdtrain.milestones import STARTED, finish_init, report
+
+        finish_init(os.environ)
+        if first:
+            report(STARTED, os.environ)
 
 
 def _guard_exits(config: Config, topology: Topology, communicator: Communicator) -> None:
@@ -244,7 +247,7 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
         _guard.fail(error)
         raise
     _guard_exits(before.config, _context.topology, _context.world.communicator)
-    _report_start(_context.topology)  # the first rank may have ended before it could
+    _report_init(first=_context.topology.rank == 0)  # the first rank may have ended before it could
     return recovery
 
 
@@ -340,7 +343,9 @@ def shutdown() -> None:
         topology = current().topology
         current().leave()
         _context = None
-        if topology.local_rank == 0:
+        if topology.local_rank == 0 and SUPERVISOR in os.environ:
+            from hvdtrain.milestones import ENDED, report
+
             report(ENDED, os.environ)
         if _guard is not None:
             _guard.uninstall()

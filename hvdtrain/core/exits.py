@@ -35,8 +35,8 @@ from hvdtrain.errors import (
     RanksLostError,
     UsageError,
 )
-from hvdtrain.milestones import FAILED, report
 from hvdtrain.topology import Topology
+from hvdtrain.world import SUPERVISOR
 
 _PACKAGE = Path(hvdtrain.__file__).parent
 # sysconfig knows them too, but reads a dozen files.
@@ -312,7 +312,7 @@ class ExitGuard:
     def _end(self, code: int) -> None:
         try:
             if code != EXIT_REQUEUE:
-                report(FAILED, os.environ)
+                _tell_failure()
             drain_output()
         finally:
             self._abort(code)
@@ -362,11 +362,18 @@ def install_plain_excepthook(silent: bool = False) -> None:
             previous(kind, error, trace)
         elif not silent:
             sys.stderr.write(f"hvdtrain: {error}\n")
-        report(FAILED, os.environ)
+        _tell_failure()
         flush_output()
         os._exit(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     sys.excepthook = hook
+
+
+def _tell_failure() -> None:
+    if SUPERVISOR in os.environ:
+        from hvdtrain.milestones import FAILED, report
+
+        report(FAILED, os.environ)
 
 
 def _die_of(number: int) -> None:

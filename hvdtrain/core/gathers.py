@@ -9,7 +9,6 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.operation import Request, Work, device_details, device_types
-from hvdtrain.core.allreduce import divide_truncating, engine_reduction, reduction_details
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -29,6 +28,7 @@ def reducescatter(
     kinds: Sequence[str] | None = None,
 ) -> Work:
     """Reduce buffers; return this member's part of the first dimension of each in new memory."""
+    from hvdtrain.core.allreduce import divide_truncating, engine_reduction, reduction_details
 
     def reduce(communicator: Communicator, send: Buffer, shape: Sequence[int]) -> Buffer:
         width, size = prod(shape[1:]), communicator.size

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from numbers import Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hvdtrain.core import context
-from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.gradients.exchange import (
     FORGOTTEN_STEPS,
     SAMPLES_PER_STEP,
@@ -28,6 +27,9 @@ from hvdtrain.core.gradients.exchange import (
 from hvdtrain.core.process_set import ProcessSet, global_process_set, require_process_set
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.core.allocators import FindLibrary
 
 _logger = logging.getLogger("hvdtrain")
 

@@ -16,11 +16,9 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
+from hvdtrain.core.agreement.channel import KNOWN_CALLS, Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
-from hvdtrain.core.allreduce import KNOWN_CALLS, Allreduce
 from hvdtrain.core.gathers import split
-from hvdtrain.core.stall import StallWatch, Wait, pending_on, watch_stalls
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, poll_until
 from hvdtrain.errors import RanksLostError
@@ -31,6 +29,7 @@ if TYPE_CHECKING:  # what few jobs use is imported where it is used
     from hvdtrain.core.gradients.exchange import Exchange
     from hvdtrain.core.gradients.plan import BucketSize
     from hvdtrain.core.recruiter import Recruiter
+    from hvdtrain.core.stall import StallWatch, Wait
     from hvdtrain.core.timeline.flight import FlightRecord, History
     from hvdtrain.core.timeline.recorder import Recorder
     from hvdtrain.core.timeline.start_stop import Recording
@@ -74,6 +73,8 @@ def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operat
         step = GradientStep(buckets, numbers, _exchange(zeros))
         step.launch(None)
         return step.submitted_with(request, OwnStep(joined=True))
+    from hvdtrain.core.allreduce import Allreduce
+
     shapes = [(buffer.count,) for buffer in buffers]
     return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)
 
@@ -360,6 +361,8 @@ class Context:
         """Return the pending operations of this rank, as it does about once a second."""
         if self.flight is not None:
             self.flight.beat()
+        from hvdtrain.core.stall import pending_on
+
         return pending_on(self.channels(), self.blocked)
 
     def save_records(self, stall: str = "") -> None:
@@ -470,6 +473,10 @@ def start_watches(here: Context, communicator: Communicator, abort: Callable[[in
     """Start the watches of a world whose channel is not in use yet."""
     if here.failures is not None and here.topology.size > 1:
         here.failure_watch = FailureWatch(here.failures)
+    if communicator.size == 1:
+        return
+    from hvdtrain.core.stall import watch_stalls
+
     here.watch = watch_stalls(
         communicator,
         here.config,

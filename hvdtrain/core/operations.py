@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -11,9 +12,11 @@ from hvdtrain.core import context, gathers
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
 from hvdtrain.core.agreement.operation import Request, Work
-from hvdtrain.core.allreduce import AllreduceTemplate, TemplateAllreduce
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.core.allreduce import AllreduceTemplate
 
 _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
 
@@ -32,6 +35,8 @@ def make_template(
     kinds: Sequence[str] | None = None,
 ) -> AllreduceTemplate:
     """Check a reduction, of which the addresses are not used, and make its template."""
+    from hvdtrain.core.allreduce import AllreduceTemplate
+
     _check(channel, f"allreduce {name!r}", buffers, op)
     return AllreduceTemplate(buffers, shapes, op, name, prescale, postscale, kinds)
 
@@ -44,6 +49,8 @@ def allreduce(
     name: str | None = None,
 ) -> Submission:
     """Prepare a reduction of buffers in place."""
+    from hvdtrain.core.allreduce import TemplateAllreduce
+
     name = channel.name("allreduce", name)
     template = make_template(channel, buffers, shapes, op, name)
     return Submission(channel, TemplateAllreduce(template, name, buffers, buffers))

@@ -248,8 +248,6 @@ def watch_stalls(
     save: Callable[[str], None],
 ) -> StallWatch | None:
     """Start the stall watch of this rank; return None if it is off."""
-    if communicator.size == 1:
-        return None
     settings = _agree(communicator, config)
     if settings is None:
         return None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from hvdtrain.core import context
-from hvdtrain.core.agreement.channel import Channel
 
 if TYPE_CHECKING:
     from hvdtrain.core.gradients.communicators import Communicators
     from hvdtrain.core.gradients.exchange import Exchange
-    from hvdtrain.core.gradients.step_info import WeightSums
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -33,20 +31,6 @@ def note_one_node(exchange: Exchange, communicators: Communicators) -> None:
     told = exchange.on_one_node and communicators.one_node and ranks.size > 1 and not ranks.rank
     if told and _is_first(exchange.spec):
         _logger.warning(f"exchange {exchange.spec} {exchange.on_one_node}")
-
-
-def note_differences(weights: Sequence[WeightSums], channel: Channel, at: str) -> bool:
-    """Log which weights of the ranks of a channel differ, if any do; return whether."""
-    from hvdtrain.core.gradients.step_info import describe_differences
-
-    found = describe_differences(weights, channel.ranks)
-    if found and channel.communicator.rank == 0:
-        _logger.warning(
-            f"weights differ between ranks {at}, so each rank trains a model of its own: {found}. "
-            "Broadcast the initial weights from one rank; load states, change weights and set "
-            "learning rates on all of them"
-        )
-    return bool(found)
 
 
 def _is_first(subject: str) -> bool:

@@ -10,9 +10,14 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.gradients.exchange import SavedExchange
-from hvdtrain.core.gradients.step_info import MOST_ELEMENTS, WeightSums, is_due, sum_weights
+from hvdtrain.core.gradients.step_info import (
+    MOST_ELEMENTS,
+    WeightSums,
+    is_due,
+    note_differences,
+    sum_weights,
+)
 from hvdtrain.core.process_set import global_process_set
-from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.distributed import (
     DistributedMixin,

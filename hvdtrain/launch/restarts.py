@@ -31,9 +31,9 @@ from hvdtrain.milestones import (
     RESTARTS,
     SAVED,
     STARTED,
-    SUPERVISOR,
 )
 from hvdtrain.topology import LOOPBACK
+from hvdtrain.world import SUPERVISOR
 
 # Starts a program for a request, with its output discarded.
 Starter = Callable[[LaunchRequest], "subprocess.Popen[bytes]"]

@@ -12,44 +12,44 @@ from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.errors import UsageError, require_version
-from hvdtrain.torch.compression import Compression
-from hvdtrain.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from hvdtrain.torch.operations.allreduce import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
-from hvdtrain.torch.operations.gathers import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
-from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
 
 if TYPE_CHECKING:
     from hvdtrain.torch import elastic
+    from hvdtrain.torch.compression import Compression
+    from hvdtrain.torch.functions import (
+        allgather_object,
+        broadcast_object,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+    )
+    from hvdtrain.torch.operations.allreduce import (
+        allreduce,
+        allreduce_,
+        allreduce_async,
+        allreduce_async_,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
+    )
+    from hvdtrain.torch.operations.gathers import (
+        allgather,
+        allgather_async,
+        alltoall,
+        alltoall_async,
+        broadcast,
+        broadcast_,
+        broadcast_async,
+        broadcast_async_,
+        grouped_allgather,
+        grouped_allgather_async,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
+        reducescatter,
+        reducescatter_async,
+        sparse_allreduce_async,
+    )
+    from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
     from hvdtrain.torch.optimizer import DistributedOptimizer
     from hvdtrain.torch.shards import backward_by_shards, own_shards
     from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
@@ -57,24 +57,40 @@ if TYPE_CHECKING:
 # Imported when they are used: on a cluster's file system a start counts. Workers that load data
 # import the program of their rank, too, and have no optimizer.
 _LATER = {
-    "DistributedOptimizer": "optimizer",
-    "SyncBatchNorm": "sync_batch_norm",
-    "backward_by_shards": "shards",
-    "elastic": "elastic",
-    "optimizer": "optimizer",
-    "own_shards": "shards",
+    "compression": ("Compression", "compression"),
+    "elastic": ("elastic",),
+    "functions": (
+        *("allgather_object", "broadcast_object", "broadcast_optimizer_state"),
+        *("broadcast_parameters", "functions"),
+    ),
+    "operations.allreduce": (
+        *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce"),
+        *("grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"),
+    ),
+    "operations.gathers": (
+        *("allgather", "allgather_async", "alltoall", "alltoall_async", "broadcast", "broadcast_"),
+        *("broadcast_async", "broadcast_async_", "grouped_allgather", "grouped_allgather_async"),
+        *("grouped_reducescatter", "grouped_reducescatter_async", "reducescatter"),
+        *("reducescatter_async", "sparse_allreduce_async"),
+    ),
+    "operations.handle": ("barrier", "join", "poll", "synchronize"),
+    "optimizer": ("DistributedOptimizer", "optimizer"),
+    "shards": ("backward_by_shards", "own_shards"),
+    "sync_batch_norm": ("SyncBatchNorm",),
 }
+_MODULES = {name: module for module, names in _LATER.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_LATER[name]}")
-    return module if name == _LATER[name] else getattr(module, name)
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    found = globals()[name] = module if name == _MODULES[name] else getattr(module, name)
+    return found
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_LATER]
+    return sorted({*globals(), *_MODULES})
 
 
 # Where Horovod has its operations.

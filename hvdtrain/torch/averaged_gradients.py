@@ -16,12 +16,16 @@ from hvdtrain.core.bucket_plans import replan, take_layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.step import StepUsage
-from hvdtrain.core.gradients.step_info import OwnStep, StepInfo, WeightSums, is_due
-from hvdtrain.core.warnings_once import note_differences
+from hvdtrain.core.gradients.step_info import (
+    OwnStep,
+    StepInfo,
+    WeightSums,
+    is_due,
+    note_differences,
+)
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.buckets import Named, ParameterSettings
 from hvdtrain.torch.operations.dynamo import in_compiled_backward
-from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.operations.parts import rate_of, weight_sums
 from hvdtrain.torch.operations.watched_models import CLAIMS
 from hvdtrain.torch.parameters import (
@@ -55,6 +59,8 @@ def reduce_sparse(
         own = own.to_dense().to_sparse(1)
     if info.weighted:
         own = own * info.weigh()
+    from hvdtrain.torch.operations.gathers import sparse_allreduce_async
+
     handle = sparse_allreduce_async(
         own.coalesce(), f"sparse gradient of {name}", settings.total, settings.process_set
     )

@@ -18,7 +18,6 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.allocators import LEAST_BYTES
 from hvdtrain.core.bucket_plans import (
     agree_on_change,
     agree_on_plan,
@@ -32,11 +31,8 @@ from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec, buck
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import usage_length, write_usage
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.core.places import PlacedBucket
-from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.topology import RankCores, fill_cores
-from hvdtrain.torch.allocator import open_staying
 from hvdtrain.torch.operations.routes import (
     as_buffer,
     dtype_of,
@@ -50,7 +46,9 @@ from hvdtrain.torch.operations.routes import (
 from hvdtrain.types import DType
 
 if TYPE_CHECKING:
+    from hvdtrain.core.places import PlacedBucket
     from hvdtrain.core.sharding.exchange import ShardedExchange
+    from hvdtrain.torch.allocator import Staying
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,18 @@ class ParameterBuckets(Reducer):
                 exchange = self.sharded = ShardedExchange(slices, *total, settings.shares_whole)
         # Ranks whose exchanges differ find that out in the first step.
         suitable = exchange.in_place and settings.compressor is None
-        self.staying = open_staying(channel, plan, memory, suitable, name)
+        self.staying: Staying | None = None
+        if channel.communicator.slices() is not None:
+            from hvdtrain.torch.allocator import open_staying
+
+            self.staying = open_staying(channel, plan, memory, suitable, name)
         reducer = here, channel, exchange, name, plan, *self._divided(plan)
         super().__init__(*reducer, numbers=usage_length(len(parameters)), counted=True)
         # Ranks whose exchanges differ take part, too.
         self.together = _go_together(parent, memory) and not shares and exchange.in_place
         if exchange.hierarchical:
+            from hvdtrain.core.warnings_once import note_one_node
+
             node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
         self._compressor = settings.compressor
@@ -143,6 +147,8 @@ class ParameterBuckets(Reducer):
         streams = [self.streams_of[bucket.device] for bucket in plan.buckets]
         if self.staying is None:
             return buffers, streams, None
+        from hvdtrain.core.places import PlacedBucket
+
         place = partial(PlacedBucket, self.staying.places)
         return buffers, streams, placed_buckets(plan, buffers, place)
 
@@ -328,7 +334,7 @@ class ParameterBuckets(Reducer):
         allocator, arena, places = self.staying
         # No name for the gradient here: references to it are counted.
         address = _address(parameter.grad, part)
-        if address is None or part.nbytes < LEAST_BYTES:
+        if address is None or part.nbytes < arena.least_bytes:
             return False
         offset = arena.offset(address)
         if offset is None:
@@ -572,6 +578,8 @@ def _allocate(
     memory = bucket_memory(channel, plan, name, places)
     for kind, elements in memory.items():
         if places[kind] == "cpu" and kind != "cpu":
+            from hvdtrain.core.warnings_once import note_staging
+
             note_staging("gradients", str(devices[kind][-1]))
             if kind == "cuda":
                 page_lock(elements, channel)

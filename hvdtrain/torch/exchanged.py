@@ -29,7 +29,6 @@ from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.averaged_gradients import Gradients
 from hvdtrain.torch.buckets import ParameterSettings
-from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.operations.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.operations.routes import is_communicated
 from hvdtrain.torch.operations.watched_models import find_others, monitor
@@ -77,6 +76,8 @@ def _average(
     names = sorted(name for name, total in totals.items() if total > 0)
     if not names:
         return
+    from hvdtrain.torch.operations.allreduce import grouped_allreduce
+
     sums = grouped_allreduce(
         [
             own[name] * (weight / totals[name])

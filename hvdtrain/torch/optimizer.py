@@ -26,7 +26,6 @@ from hvdtrain.core.operations import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.averaged_gradients import Gradients
 from hvdtrain.torch.buckets import ParameterSettings
-from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.exchanged import Exchanged
 from hvdtrain.torch.kernel_step import KernelSteps
 from hvdtrain.torch.operations.dynamo import disable_compile
@@ -89,7 +88,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-        compression: type[Compressor] = Compression.none,
+        compression: type[Compressor] = Compressor,
         backward_passes_per_step: int = 1,
         op: ReduceOp | None = ReduceOp.AVERAGE,
         gradient_predivide_factor: float = 1.0,
@@ -109,7 +108,11 @@ class DistributedOptimizer(OptimizerWrapper):
             raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
         groups = choose_groups(num_groups, groups)
         check_groups(groups, torch.Tensor)
-        kind = Compression.name_of(compression)
+        kind = "none"
+        if compression is not Compressor:
+            from hvdtrain.torch.compression import Compression
+
+            kind = Compression.name_of(compression)
         other = op is ReduceOp.ADASUM or kind in ("fp16", "bf16")
         if sharded and (exchange is not None or other):
             raise ValueError(

@@ -10,7 +10,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.collective import collective
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.types import ReduceOp
 
 
@@ -93,6 +92,8 @@ def loss_of_all_ranks(
     loss: Any, op: ReduceOp, weight: float | None, process_set: ProcessSet
 ) -> Any:
     """Return the loss averaged or summed as gradients are."""
+    from hvdtrain.torch.operations.allreduce import allreduce
+
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     counts = is_tensor or isinstance(loss, (int, float))
     share = 0.0 if not counts else 1.0 if weight is None else weight

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdtrain import engines
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.devices import DeviceWish, parse_gpu_map
-from hvdtrain.engines import registry
 from hvdtrain.errors import UsageError
 from hvdtrain.train.option import (
     at_least,
@@ -369,7 +369,7 @@ class TrainOptions:
         "Library that communicates, see docs/engines.md; auto: nccl if each rank has a GPU, "
         "otherwise mpi, or gloo under torchrun.",
         group="Devices",
-        choices=("auto", *registry.ENGINES),
+        choices=("auto", *engines.ENGINES),
     )
     device: str = option(
         "auto",

@@ -19,7 +19,7 @@ from hvdtrain.core import context
 from hvdtrain.core.gradients.plan import BucketSize
 from hvdtrain.core.membership import Context
 from hvdtrain.errors import UsageError, nearest_name
-from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report
+from hvdtrain.milestones import CONTINUES, RESTARTS, report
 from hvdtrain.train.checkpoints import (
     LoadedCheckpoint,
     TensorLibrary,
@@ -49,7 +49,7 @@ from hvdtrain.train.records import (
     prepare_directory,
     usage_errors,
 )
-from hvdtrain.world import promised_world
+from hvdtrain.world import SUPERVISOR, promised_world
 
 # Options that a resume cannot change: the checkpoint would not fit, or its optimizer would bring
 # back the old value. Within an epoch the order of the samples must not change either.

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from hvdtrain_bench.scaling.simulation import PROGRAMS, player_of
 from ranks import report
 
+from hvdtrain import engines
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core import context
-from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures, Pending, poll_until
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import RanksLostError
@@ -62,7 +62,7 @@ def counted(failures: Failures, calls: list[tuple[str, int]]) -> None:
 
 
 def play_programs() -> dict[str, list[tuple[str, int]]]:
-    inner = registry.open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
+    inner = engines.open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
     found = {}
     for name, (program, _) in PROGRAMS.items():
         calls: list[tuple[str, int]] = []
@@ -97,7 +97,7 @@ def recover() -> list[tuple[str, int]]:
 
 
 def vote(times: int) -> None:
-    inner = registry.open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
+    inner = engines.open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
     for _ in range(times):
         inner.start_max(np.arange(6, dtype=np.uint64)).wait()
 

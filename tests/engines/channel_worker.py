@@ -14,6 +14,7 @@ import numpy as np
 from raising import raising
 from ranks import report
 
+from hvdtrain import engines
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel
@@ -22,13 +23,12 @@ from hvdtrain.core.agreement.lifecycle import Report
 from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.allreduce import Allreduce
 from hvdtrain.core.membership import answer_with_zeros
-from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
 # A limit that only ends a hang.
 HANGS_AFTER_SECONDS = 240
-WORLD = registry.open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
+WORLD = engines.open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
 RANKS = range(WORLD.size)
 
 

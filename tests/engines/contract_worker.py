@@ -13,8 +13,8 @@ from contract_device import on_device
 from shared_launch import run_each
 
 from hvdtrain.config import Config
+from hvdtrain.engines import open_world
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.registry import open_world
 from hvdtrain.world import promised_world
 
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from job import RESULTS
 from shared_launch import run_each
 
+from hvdtrain import engines
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.engines import registry
+from hvdtrain.engines import VisibleGpus, open_world
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
-from hvdtrain.engines.registry import VisibleGpus, open_world
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import ReduceOp
 
@@ -118,15 +118,15 @@ def network() -> object:
 
 def automatic() -> object:
     """All ranks leave the engine for host memory for nccl, or none; here gloo stands for that."""
-    registry.ENGINES["nccl"] = registry.ENGINES["gloo"]
+    engines.ENGINES["nccl"] = engines.ENGINES["gloo"]
     rank, found = int(os.environ["OMPI_COMM_WORLD_RANK"]), []
     for seen in (
         [VisibleGpus(2), VisibleGpus(2)],
         [VisibleGpus(2), VisibleGpus(0)],
         [VisibleGpus(0), VisibleGpus(0)],
     ):
-        vars(registry)["find_visible_gpus"] = lambda *_, own=seen[rank]: own
-        world = registry.open_engine("auto", Config(), os.environ)
+        vars(engines)["find_visible_gpus"] = lambda *_, own=seen[rank]: own
+        world = engines.open_engine("auto", Config(), os.environ)
         assert total(world.communicator, 1) == 2
         world.communicator.close()
         found.append([world.engine, world.library.partition("; ")[2].replace(*_HERE)])

@@ -11,8 +11,8 @@ from ranks import report
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
+from hvdtrain.engines import open_world
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.registry import open_world
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
 

@@ -147,7 +147,7 @@ import os
 import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.engines.registry import open_world
+from hvdtrain.engines import open_world
 count = (2**31 + 2**20) // 8
 communicator = open_world("mpi", Config.from_environ(os.environ), os.environ).communicator
 array = np.arange(count) if communicator.rank == 1 else np.full(count, -1, np.int64)

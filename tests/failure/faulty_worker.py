@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hvdtrain import engines
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.types import ReduceOp
@@ -49,14 +49,14 @@ class EngineFault:
 def install(fault: EngineFault) -> None:
     """Have the world of this process meet a fault; call it before hvdtrain.core is imported."""
     assert "hvdtrain.core.context" not in sys.modules
-    real = registry.open_world
+    real = engines.open_world
 
     def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
         world = real(name, config, environ)
         faulty = _FaultyCommunicator(world.communicator, fault, world.communicator.rank)
         return replace(world, communicator=faulty)
 
-    registry.open_world = open_world
+    engines.open_world = open_world
 
 
 def _meeting(name: str, primitive: str = "") -> Any:

@@ -78,7 +78,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
-_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.registry"}
+_ENGINE_CONTRACT = {"engines", "engines.communicator"}
 # Benchmarks compare engines with one another, and probes test the parts of one.
 _KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 

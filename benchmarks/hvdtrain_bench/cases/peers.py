@@ -22,8 +22,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core import context
 from hvdtrain.core.ordered import OrderedCommunicator
+from hvdtrain.engines import open_world
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.shared_memory.kernel import load_kernel
 from hvdtrain.engines.torch_distributed.failures import Members
 from hvdtrain.engines.torch_distributed.rendezvous import open_on_ranks

@@ -471,3 +471,18 @@ class FirstUse:
         with self._guard:
             _, values = self._agreements.get(channel, {}).get(key, (None, []))
         return values[0] if values else None
+
+
+# What frameworks keep of their calls, by keys of their own, as long as a context and its channels.
+KNOWN_CALLS: dict[Hashable, Any] = {}
+
+# Programs that give each call another name must not fill the memory.
+_MOST_CALLS = 2048
+
+
+def keep_call(known: Any, channel: Channel, *keys: Hashable) -> None:
+    """Keep what is known of a call for others on its channel, unless there are too many."""
+    if len(KNOWN_CALLS) < _MOST_CALLS:
+        KNOWN_CALLS.update(dict.fromkeys(keys, known))
+        if channel.queue.closed:  # meanwhile, by another thread, which may have cleared them before
+            KNOWN_CALLS.clear()

@@ -16,7 +16,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
-from hvdtrain.core.agreement.channel import Channel, Submission
+from hvdtrain.core.agreement.channel import KNOWN_CALLS, Channel, Submission, keep_call
 from hvdtrain.core.allocators import (
     LEAST_BYTES,
     FindLibrary,
@@ -25,7 +25,7 @@ from hvdtrain.core.allocators import (
     open_places,
     suitable_slices,
 )
-from hvdtrain.core.allreduce import KNOWN_CALLS, AllreduceTemplate, TemplateAllreduce, keep_call
+from hvdtrain.core.allreduce import AllreduceTemplate, TemplateAllreduce
 from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.gathers import rows_of_rank
 from hvdtrain.core.gradients.plan import BucketPlan

@@ -43,10 +43,10 @@ from hvdtrain.core.gradients.plan import (
     memory_bytes,
 )
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.gradients.step_info import OwnStep, WeightSums, is_due
+from hvdtrain.core.gradients.step_info import OwnStep, WeightSums, is_due, note_differences
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
-from hvdtrain.core.warnings_once import note_differences, note_one_node
+from hvdtrain.core.warnings_once import note_one_node
 from hvdtrain.errors import MismatchError
 from hvdtrain.topology import format_by_rank
 from hvdtrain.types import ReduceOp

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
@@ -16,6 +16,9 @@ from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.arrays import Array
 
 __all__ = [
     "Combine",
@@ -155,6 +158,8 @@ def communicators_of(communicator: Communicator, hierarchical: bool) -> Communic
 @collective
 def gather(communicator: Communicator, array: Array) -> Array:
     """Stack members' arrays, of equal shape and dtype, to [members, *array.shape] (collective)."""
+    from hvdtrain.arrays import buffer_of, elements_of
+
     send = buffer_of(array)
     receive = send.like(send.count * communicator.size)
     communicator.allgather(send, receive, [send.count] * communicator.size)

@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TypedDict, get_args, get_type_hints
+from typing import TYPE_CHECKING, TypedDict, get_args, get_type_hints
 
-from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
-from hvdtrain.core.places import PlacedBucket
 from hvdtrain.types import DType, ReduceOp
+
+if TYPE_CHECKING:  # of exchanges that have arithmetic of their own
+    from hvdtrain.arrays import Array, HostArray
+    from hvdtrain.core.places import PlacedBucket
 
 __all__ = [
     "AllreduceExchange",
@@ -105,11 +107,15 @@ class FilledBucket:
     @cached_property
     def elements(self) -> Array:
         """View of all elements, 1-d."""
+        from hvdtrain.arrays import elements_of
+
         return elements_of(self.buffer)
 
     @cached_property
     def parts(self) -> list[ParameterView]:
         """Views of the parameters' elements, in the shapes of the parameters."""
+        from hvdtrain.arrays import strided
+
         parts = []
         for index, start in zip(self.layout.parameters, self.layout.starts, strict=True):
             spec = self.specs[index]

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import BucketTimes, Operation, Request
@@ -20,10 +19,13 @@ from hvdtrain.core.gradients.communicators import Communicators, communicators_o
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.step_info import OwnStep, agree_on_step
-from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.arrays import Array
+    from hvdtrain.core.places import PlacedBucket
 
 
 def unused_names(names: Sequence[str], sums: Sequence[int]) -> frozenset[str]:
@@ -331,6 +333,8 @@ class GradientStep(Operation):
         if needed:
             self._exchange.reduce(bucket, info, communicators)
         if self._exchange.checks_finite:
+            from hvdtrain.arrays import all_finite
+
             self._finite.append(all_finite(bucket.elements))
 
     def _agree_on_finite(self, marks: Sequence[Mark], communicator: Communicator) -> bool:

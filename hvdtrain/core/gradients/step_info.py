@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.topology import format_ranks
 from hvdtrain.types import ReduceOp
+
+if TYPE_CHECKING:
+    from hvdtrain.arrays import HostArray
+
+_logger = logging.getLogger("hvdtrain")
 
 # Compared of each parameter: weights that differ do so nearly everywhere.
 MOST_ELEMENTS = 1 << 14
@@ -69,7 +76,7 @@ def sum_weights(rows: Iterable[tuple[str, HostArray, int]]) -> WeightSums:
     return WeightSums(names, sums, allowed)
 
 
-def describe_differences(gathered: Sequence[WeightSums], ranks: Sequence[int]) -> str:
+def _describe_differences(gathered: Sequence[WeightSums], ranks: Sequence[int]) -> str:
     """Return which weights differ from the first rank's, and where; "" for none or no ranks."""
     found = [each.differing(gathered[0]) for each in gathered]  # of each rank
     names = next(filter(None, found), [])
@@ -78,6 +85,18 @@ def describe_differences(gathered: Sequence[WeightSums], ranks: Sequence[int]) -
     others = [rank for rank, theirs in zip(ranks, found, strict=True) if theirs]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]!r}{more} of {format_ranks(others)}, from rank {ranks[0]}'s"
+
+
+def note_differences(weights: Sequence[WeightSums], channel: Channel, at: str) -> bool:
+    """Log which weights of the ranks of a channel differ, if any do; return whether."""
+    found = _describe_differences(weights, channel.ranks)
+    if found and channel.communicator.rank == 0:
+        _logger.warning(
+            f"weights differ between ranks {at}, so each rank trains a model of its own: {found}. "
+            "Broadcast the initial weights from one rank; load states, change weights and set "
+            "learning rates on all of them"
+        )
+    return bool(found)
 
 
 def may_differ(ranks: int, x: float, y: float) -> bool:

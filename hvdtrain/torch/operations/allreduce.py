@@ -27,8 +27,8 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.allreduce import KNOWN_CALLS, AllreduceTemplate, TemplateAllreduce, keep_call
+from hvdtrain.core.agreement.channel import KNOWN_CALLS, Channel, keep_call
+from hvdtrain.core.allreduce import AllreduceTemplate, TemplateAllreduce
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.operations import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.process_set import (

@@ -12,7 +12,6 @@ import torch
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
-from hvdtrain.core.warnings_once import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Place, Several, Streams
@@ -212,6 +211,8 @@ def _make(channel: Channel, device: torch.device) -> Route:
     streams = streams_of(device, capabilities)
     if device.type in capabilities.devices:
         return Route(streams, capabilities.half_types)
+    from hvdtrain.core.warnings_once import note_staging
+
     note_staging("tensors", str(device))
     return StagingRoute(streams, pinned=device.type == "cuda")
 

@@ -32,7 +32,6 @@ from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import allocators, context
-from hvdtrain.torch import buckets
 
 LEAST_BYTES = allocators.LEAST_BYTES
 SHARDED = cases_of(torch_sharded_cases, torch_sharded_bits_cases)
@@ -60,8 +59,7 @@ def run(job: str) -> dict[str, object]:
     table, *settings = job.split(", ")
     in_place = table.endswith(" in place")
     table = table.removesuffix(" in place")
-    for module in (allocators, buckets):
-        vars(module)["LEAST_BYTES"] = 1 if in_place else LEAST_BYTES
+    allocators.LEAST_BYTES = 1 if in_place else LEAST_BYTES
     os.environ |= dict(f"HVDTRAIN_{setting}".split("=") for setting in settings)
     hvd.init()
     for case in TABLES[table]:

@@ -17,8 +17,8 @@ from hidden_memory import DEVICE, elements_behind
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
+from hvdtrain.engines import ENGINES
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.registry import ENGINES
 from hvdtrain.engines.torch_distributed.engine import open_gloo
 
 ENGINE = "hidden"

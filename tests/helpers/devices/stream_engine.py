@@ -8,10 +8,10 @@ from typing import Any
 import stream_record
 from hidden_memory import DEVICE
 
+from hvdtrain import engines
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.core import allreduce
-from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.local import LocalCommunicator
 
@@ -61,8 +61,8 @@ def _record(text: str, reads: Buffer, writes: Buffer) -> None:
 
 
 def install() -> None:
-    registry.ENGINES["device"] = "stream_engine:open_device"
-    registry.ENGINES["host"] = "stream_engine:open_host"
+    engines.ENGINES["device"] = "stream_engine:open_device"
+    engines.ENGINES["host"] = "stream_engine:open_host"
     allreduce.memmove = _memmove  # type: ignore[attr-defined,assignment]
 
 

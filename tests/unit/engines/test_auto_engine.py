@@ -12,8 +12,8 @@ import pytest
 from mpis import MPICH, OPEN_MPI_4
 from ranks import mpi_python
 
+from hvdtrain.engines import VisibleGpus, find_visible_gpus, reason_against_nccl
 from hvdtrain.engines.mpi.flat import gpu_kinds
-from hvdtrain.engines.registry import VisibleGpus, find_visible_gpus, reason_against_nccl
 
 NODES, HOSTS = (0, 0, 2, 2), ("a", "a", "b", "b")
 

@@ -16,7 +16,8 @@ from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import MilestoneListener, on_hosts
 from hvdtrain.launch.supervise import session_folder
-from hvdtrain.milestones import CONTINUES, ENDED, SAVED, SUPERVISOR, report
+from hvdtrain.milestones import CONTINUES, ENDED, SAVED, report
+from hvdtrain.world import SUPERVISOR
 
 
 def heard(listener: MilestoneListener, *milestones: str) -> set[str]:
