@@ -35,7 +35,7 @@ _SOURCES = (
 TORCHRUN = "torchrun"
 _TORCHRUN = (TORCHRUN, "RANK", "WORLD_SIZE")
 TORCHRUN_MARKER = "TORCHELASTIC_RUN_ID"
-_MARKERS = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_PORT", "PMI_FD")
+_MARKERS = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_PORT", "PMI_FD", "PALS_RANKID")
 
 
 def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:
