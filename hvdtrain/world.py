@@ -37,7 +37,7 @@ _TORCHRUN = (TORCHRUN, "RANK", "WORLD_SIZE")
 TORCHRUN_MARKER = "TORCHELASTIC_RUN_ID"
 # Environment variable of `run --elastic`: where to report, as KEY@ADDRESS:PORT,ADDRESS:PORT...
 SUPERVISOR = "HVDTRAIN_SUPERVISOR"
-_MARKERS = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_PORT", "PMI_FD")
+_MARKERS = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_PORT", "PMI_FD", "PALS_RANKID")
 
 
 def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:

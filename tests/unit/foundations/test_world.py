@@ -26,7 +26,6 @@ BATCH = env(
 MVAPICH2 = env("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1")
 JSRUN = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "5"}
 PALS = {"PALS_RANKID": "2", "PALS_NODEID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
-FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 
 
@@ -36,7 +35,6 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "2
         (MVAPICH2, PromisedWorld("MVAPICH2's mpirun", 1, 2, "MV2_COMM_WORLD_SIZE")),
         (JSRUN, PromisedWorld("jsrun", 5, 12, "JSM_NAMESPACE_SIZE")),
         (PALS, PromisedWorld("PALS mpiexec", 2, 4, "PMI_SIZE")),
-        (FLUX, PromisedWorld("flux run", 1, 2, "FLUX_JOB_SIZE")),
         (BY_HAND, PromisedWorld("torchrun", 1, 2, "WORLD_SIZE")),
         # Where variables that somebody has set by hand are left over.
         (OPEN_MPI | BY_HAND, PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE")),
@@ -51,7 +49,7 @@ def test_promise(environ: dict[str, str], promised: PromisedWorld | None) -> Non
     assert under_launcher(environ) == (promised is not None)
 
 
-# Those of MVAPICH2, jsrun, PALS and Flux, above, are after their documentation.
+# Those of MVAPICH2, jsrun and PALS, above, are after their documentation.
 RECORDED = json.loads(Path(__file__).with_name("launcher_environments.json").read_text())
 
 
@@ -72,7 +70,9 @@ def test_no_tasks_are_idle_where_none_were_asked_for() -> None:
 
 
 def test_launchers_that_tell_no_size() -> None:
-    """srun with PMIx, and mpiexec -pmi-port."""
-    for environ in (env("PMIX_NAMESPACE=slurm.pmix.7.0 PMIX_RANK=1"), env("PMI_PORT=h:4 PMI_ID=1")):
+    """srun with PMIx, mpiexec -pmi-port, PALS (github.com/meta-pytorch/torchcomms/pull/79)."""
+    pals = "PALS_RANKID=0 PALS_LOCAL_RANKID=0 PALS_LOCAL_SIZE=4 PALS_NODEID=0"
+    for text in ("PMIX_NAMESPACE=slurm.pmix.7.0 PMIX_RANK=1", "PMI_PORT=h:4 PMI_ID=1", pals):
+        environ = env(text)
         assert promised_world(environ) is None
         assert under_launcher(environ)

@@ -1,8 +1,10 @@
 """Hosts are read, written, converted and refused, in the form of each launcher and scheduler."""
 
+import json
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,11 +12,7 @@ from hypothesis import strategies as st
 from refusing import refused
 
 from hvdtrain.launch.hosts import formats
-from hvdtrain.launch.hosts.host import (
-    Host,
-    HostfileError,
-    HostText,
-)
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
 lists = st.lists(
@@ -134,21 +132,29 @@ def test_ranges_are_written_short() -> None:
     assert formats.compress_counts([2, 2, 2, 1]) == "2(x3),1"
 
 
-def test_what_schedulers_tell(tmp_path: Path) -> None:
-    slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)", "HOME": "/"}
-    two = [Host("n1", 4), Host("n2", 4)]
-    assert formats.FORMATS["slurm"].read(formats.source_of_job("slurm", slurm)) == two
-    (tmp_path / "pbs").write_text("n1\n" * 4 + "n2\n" * 4)
-    pbs = formats.source_of_job("pbs", {"PBS_NODEFILE": str(tmp_path / "pbs")})
-    assert formats.FORMATS["pbs"].read(pbs) == two
-    (tmp_path / "sge").write_text("n1 2 q UNDEFINED\nn2 4 q <NULL>\nn1 2 r <NULL>\n")
-    sge = formats.source_of_job("sge", {"PE_HOSTFILE": str(tmp_path / "sge")})
-    assert formats.FORMATS["sge"].read(sge) == two
-    lsf = formats.source_of_job("lsf", {"LSB_MCPU_HOSTS": "batch3 1 n1 4 n2 4"})
-    assert formats.FORMATS["lsf"].read(lsf) == two
-    (tmp_path / "pjm").write_text("n1\nn2\n")
-    pjm = formats.source_of_job("pjm", {"PJM_O_NODEINF": str(tmp_path / "pjm")})
-    assert formats.FORMATS["pjm"].read(pjm) == [Host("n1"), Host("n2")]
+# As jobs have recorded them, with other names of the same form.
+TOLD = json.loads(Path(__file__).with_name("scheduler_hosts.json").read_text())
+
+
+@pytest.mark.parametrize("row", TOLD, ids=lambda row: row["source"])
+def test_what_schedulers_tell(
+    row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, told = row["form"], row["told"]
+    path, flux = tmp_path / "told", tmp_path / "flux"
+    path.write_text(told)
+    # In a task, the instance may have the whole cluster.
+    flux.write_text(f'#!/bin/sh\ntest "$*" = "hostlist local" && cat {path}\n')
+    flux.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    files = ("PBS_NODEFILE", "OAR_NODEFILE", "PE_HOSTFILE", "PJM_O_NODEINF")
+    environ = dict.fromkeys(files, str(path)) | {"LSB_MCPU_HOSTS": told, "FLUX_JOB_ID": "f2rB"}
+    environ |= {"SLURM_JOB_NODELIST": told, "SLURM_TASKS_PER_NODE": "4(x2)"}
+    hosts = formats.FORMATS[form].read(formats.source_of_job(form, environ))
+    assert hosts == [Host(*pair) for pair in row["hosts"]]
+
+
+def test_without_a_job() -> None:
     for name in ("pbs", "oar", "sge", "lsf", "pjm", "flux", "k8s"):
         with pytest.raises(HostfileError, match=r"not a job of|does not exist"):
             formats.source_of_job(name, {})
