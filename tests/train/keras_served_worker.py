@@ -135,7 +135,7 @@ class Changing(Callback):
             state.optimizer.momentum = 0.5
 
 
-class Misled(keras.callbacks.Callback):  # type: ignore[misc]
+class Misled(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = LR / 2
 

@@ -193,6 +193,7 @@ def test_the_best_checkpoint_holds_what_was_evaluated(runs: Any) -> None:
     assert (best["step"], best["value"]) == (6, pytest.approx(0.03**2))
     kept, (newest, *_) = best_file(runs[0] / "halving"), checkpoint_files(runs[0] / "halving")
     for path, weight in ((kept, -0.45), (newest, -0.2625)):
+        assert path is not None
         assert float(load_checkpoint(path, "pt")["model"]["weight"]) == pytest.approx(weight)
 
 

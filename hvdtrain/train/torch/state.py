@@ -185,7 +185,7 @@ class TorchTrainingState:
     def load_optimizer(self, state: Mapping[Any, Any]) -> None:
         self._load_optimizer({**self._optimizer.state_dict(), "state": state})
 
-    def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(saved)
         # torch gives state the type of its parameter, whatever type the optimizer keeps it in.
         loaded = self._optimizer.state
