@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvdtrain.collective import collective
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradient_settings import Groups, choose_groups
-from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.process_set import ProcessSet, global_process_set, stays_alone
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients import VariableReduction
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
@@ -48,6 +48,23 @@ class _TapeMixin:
             return reduced[0]
         packed: Gradients = tf.nest.pack_sequence_as(sources, reduced)
         return packed
+
+    @do_not_convert
+    @collective
+    def jacobian(self, *args: Any, **kwargs: Any) -> Gradients:
+        """Return a Jacobian whose rows are reduced one by one; see tf.GradientTape.jacobian."""
+        return super().jacobian(*args, **self._in_rows(kwargs))  # type: ignore[misc]
+
+    @do_not_convert
+    @collective
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        """Return Jacobians reduced row by row; see tf.GradientTape.batch_jacobian."""
+        return super().batch_jacobian(*args, **self._in_rows(kwargs))  # type: ignore[misc]
+
+    def _in_rows(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings without pfor, which cannot vectorize a reduction."""
+        alone = stays_alone(self._reduction.settings.process_set)
+        return {**settings} if alone else {**settings, "experimental_use_pfor": False}
 
     @do_not_convert
     @collective

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data import sampling
 from hvdtrain.errors import UsageError
+from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoints import checkpoint_files, load_checkpoint
 from hvdtrain.train.keras.fit import sum_over_samples
 from hvdtrain.train.keras.framework import KerasFramework
@@ -77,6 +79,8 @@ def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dic
         inputs = samples.inputs[rows]
         inputs = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs
         model.train_on_batch(inputs, samples.labels[rows], weights)
+        for callback in made.callbacks:
+            callback.on_train_batch_end(SimpleNamespace(step=number + 1, optimizer=optimizer))
     return {v.path: np.array(keras.ops.convert_to_numpy(v)) for v in model.weights}
 
 
@@ -122,6 +126,20 @@ def adamw() -> Any:
     return decayed(LR)
 
 
+class Changing(Callback):
+    """Changes settings of an optimizer, as callbacks of Keras do."""
+
+    def on_train_batch_end(self, state: Any) -> None:
+        if state.step == 4:
+            state.optimizer.learning_rate = LR / 2
+            state.optimizer.momentum = 0.5
+
+
+class Misled(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = LR / 2
+
+
 def all_runs(directory: Path) -> dict[str, Any]:
     started = partial(run, directory)
     sync = {"strategy": "ps:mode=sync"}
@@ -133,6 +151,7 @@ def all_runs(directory: Path) -> dict[str, Any]:
     limited = partial(
         recipe, partial(keras.layers.Dense, 8, kernel_constraint="non_neg", name="limited")
     )
+    changing = partial(recipe, optimizer=lambda _: sgd(), callbacks=[Changing()])
     return {
         "sgd": started("sgd", normed, ONE_WORKER, sgd),
         "adamw": started("adamw", made, ONE_WORKER, adamw),
@@ -141,6 +160,8 @@ def all_runs(directory: Path) -> dict[str, Any]:
         "reduced": started("stopped", made, {}, resume="auto", epochs=EPOCHS + 1),
         "served": started("stopped", made, sync, resume="auto", epochs=EPOCHS + 2),
         "sync": started("sync", recipe, sync, sgd, dtype="float64"),
+        "changed": started("changed", changing, ONE_WORKER, sgd),
+        "misled": started("misled", partial(changing, callbacks=[Misled()]), sync),
         "clipped": started("clipped", clipped, sync),
         "limited": started("limited", limited, sync),
         "lamb": started("lamb", partial(recipe, optimizer=keras.optimizers.Lamb), sync),

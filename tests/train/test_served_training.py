@@ -245,6 +245,7 @@ def test_three_ranks(backend: str, tmp_path: Path) -> None:
     assert [runs[name][0]["steps"] for name in ("reduced", "served")] == [3 * 9, 4 * 9]
     refused = {name: of_ranks[-1].get("refused", "") for name, of_ranks in runs.items()}
     assert "clipnorm=1.0 of the recipe's optimizer SGD: leave it out" in refused["clipped"]
+    assert "callback changed the settings of model.optimizer, which" in refused["misled"]
     assert "the constraint of net/limited/kernel: servers hold parts" in refused["limited"]
     assert "the recipe's optimizer Lamb: servers step on parts of parameters" in refused["lamb"]
 
@@ -252,7 +253,7 @@ def test_three_ranks(backend: str, tmp_path: Path) -> None:
 def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None:
     """One worker is plain Keras, and synchronous workers are it with the whole batch."""
     distances = {name: of[0]["distance"] for name, of in runs.items() if "distance" in of[0]}
-    for name in ("sgd", "adamw", "resumed"):
+    for name in ("sgd", "adamw", "resumed", "changed"):
         assert distances[name] <= ONE_WORKER[backend], name
     assert distances["sync"] <= TWO_WORKERS[backend]
     for name, of_one_kind in (("adamw", "servers"), ("sync", "workers")):  # two of them

@@ -150,7 +150,7 @@ def read_run(path: Path) -> RunFiles:
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
     changes = read_changes(summary, "failures"), read_changes(summary, "joins")
-    log = _last_lines(path / _LOG) if (path / _LOG).exists() else ""
+    log = _last_lines(path / _LOG) if (path / _LOG).is_file() else ""
     return RunFiles(path, measured, ranks, config, environment, summary, notes, *changes, log)
 
 

@@ -263,6 +263,16 @@ class DistributedMixin:
     _track_variable: Callable[[StateVariable], None]
     _trainable_variables: Sequence[KerasVariable]
 
+    def __getattr__(self, name: str) -> Any:
+        problem = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name == "hvdtrain_reduction":
+            problem = (
+                "this optimizer was made by the class of a DistributedOptimizer, so it does not "
+                f"know its settings: wrap hvd.DistributedOptimizer({self.hvdtrain_class.__name__}"
+                "(...)), or with from_config(...) of that class"
+            )
+        raise AttributeError(problem)
+
     def register_local_var(self, var: KerasVariable) -> None:
         """Do not reduce the gradient of a variable."""
         self.hvdtrain_reduction.add_local(var)

@@ -116,10 +116,7 @@ class ScatteredUpdate(OwnerUpdate):
 
     def _copied(self, index: int, name: str, value: Any) -> Any:
         if is_elementwise(name, value, self._parameters[index].shape):
-            part, like = self._part_of(index, value), self._tensors[index]
-            # As load_state_dict() does, state follows a parameter whose type has changed.
-            dtype = like.dtype if part.is_floating_point() else part.dtype
-            return part.to(like.device, dtype, copy=True)
+            return self._part_of(index, value).to(self._tensors[index].device, copy=True)
         return value.clone() if isinstance(value, torch.Tensor) else value
 
     @collective

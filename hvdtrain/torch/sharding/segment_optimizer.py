@@ -194,9 +194,7 @@ def _sample(key: str, value: Any, parameter: torch.Tensor, shape: tuple[int, ...
         return value
     if not is_elementwise(key, value, parameter.shape):
         return value.clone()
-    # As load_state_dict() does, state follows a parameter whose type has changed.
-    dtype = parameter.dtype if value.is_floating_point() else value.dtype
-    return value.new_zeros(shape, dtype=dtype)
+    return value.new_zeros(shape)
 
 
 def _quantity(key: str, value: Any, shape: tuple[int, ...]) -> Quantity | None:

@@ -97,6 +97,27 @@ def _assign(variable: Any, elements: Flat) -> None:
     variable.assign(elements.reshape(variable.shape).copy())  # backends may keep the memory
 
 
+def _settings(optimizer: Any) -> dict[str, Any]:
+    kinds = (int, float, type(None))
+    return {n: v for n, v in vars(optimizer).items() if n[0] != "_" and isinstance(v, kinds)}
+
+
+def _rate(optimizer: Any) -> Any:
+    """Return the learning rate that callbacks can set; None: it has a schedule."""
+    rate = optimizer._learning_rate
+    return keras.ops.convert_to_numpy(rate) if isinstance(rate, keras.Variable) else None
+
+
+def _require_elementwise(optimizer: Any) -> None:
+    for name in (*NOT_ELEMENTWISE, "global_clipnorm"):
+        value = getattr(optimizer, name)
+        if value:
+            raise UsageError(
+                f"--strategy ps cannot use {name}={value} of the recipe's optimizer "
+                f"{type(optimizer).__name__}: leave it out"
+            )
+
+
 class KerasShard(Shard):
     """A shard whose variables are parts of the model's, in host memory."""
 
@@ -109,7 +130,7 @@ class KerasShard(Shard):
         weights: Flat,
     ) -> None:
         super().__init__(segments, weights)
-        self._set_step = set_step
+        self._set_step, self._whole = set_step, whole.optimizer
         with keras.device("cpu"):
             variables = [
                 keras.Variable(part.copy(), dtype=weights.dtype.name, trainable=False)
@@ -128,6 +149,10 @@ class KerasShard(Shard):
         if not self.segments:
             return
         self._set_step(number)
+        # Callbacks may change settings of the whole optimizer.
+        vars(self._own.optimizer).update(_settings(self._whole))
+        if (rate := _rate(self._whole)) is not None:
+            self._own.optimizer.learning_rate = rate
         with keras.device("cpu"):
             gradients = [keras.ops.convert_to_tensor(part.copy()) for part in self.parts(gradient)]
             self._own.optimizer.apply(gradients)
@@ -173,13 +198,7 @@ class ServedKerasLoop(KerasLoop):
         kind = type(optimizer)
         if not (isinstance(optimizer, ELEMENTWISE) and is_keras(kind)):
             refuse_optimizer(optimizer, "Keras", ELEMENTWISE)
-        for name in (*NOT_ELEMENTWISE, "global_clipnorm"):
-            value = getattr(optimizer, name)
-            if value:
-                raise UsageError(
-                    f"--strategy ps cannot use {name}={value} of the recipe's optimizer "
-                    f"{kind.__name__}: leave it out"
-                )
+        _require_elementwise(optimizer)
         self._whole = BuiltOptimizer(optimizer, self._model.trainable_variables)
         return optimizer
 
@@ -187,6 +206,7 @@ class ServedKerasLoop(KerasLoop):
         """Compile the model; samples weigh one over their number on this rank."""
         self._collector = GradientCollector(self._model.trainable_variables)
         self._model.compile(self._collector, loss, weighted_metrics=[self._sums])
+        self._collects = _settings(self._collector)
 
     def _make_shard(self, segments: Sequence[Segment], weights: Flat) -> KerasShard:
         schedule = StepPlanSchedule(self._step_plan)
@@ -214,7 +234,13 @@ class ServedKerasLoop(KerasLoop):
 
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
+        if _settings(self._collector) != self._collects or _rate(self._collector):
+            raise UsageError(
+                "a callback changed the settings of model.optimizer, which with --strategy ps only "
+                "collects gradients: change state.optimizer in a hvdtrain.train.Callback"
+            )
         if self._rounds.lent:
+            _require_elementwise(self._whole.optimizer)
             self._rounds.load(self._whole.states)
         learned = super().train(epoch, done, go_on)
         self._whole.load(self._rounds.collect())

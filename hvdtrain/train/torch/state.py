@@ -12,7 +12,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.torch.operations.parts import is_expanded, require_values
+from hvdtrain.torch.operations.parts import is_expanded, parameters_of, require_values
 from hvdtrain.train.checkpoints import TensorLibrary, flatten, holds, unflatten
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.replica_check import multipliers, number_checksum, words_checksum
@@ -170,7 +170,7 @@ class TorchTrainingState:
                 f"of ema and scaler it has {found}, and this run {wanted}: give --ema and --amp as "
                 "before"
             )
-        self._optimizer.load_state_dict(content["optimizer"])
+        self._load_optimizer(content["optimizer"])
         self.load_weights(content)
 
     def load_weights(self, content: Mapping[str, Any]) -> None:
@@ -183,7 +183,17 @@ class TorchTrainingState:
         return self._optimizer.state_dict()["state"]  # type: ignore[no-any-return]
 
     def load_optimizer(self, state: Mapping[Any, Any]) -> None:
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
+        self._load_optimizer({**self._optimizer.state_dict(), "state": state})
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(saved)
+        # torch gives state the type of its parameter, whatever type the optimizer keeps it in.
+        loaded = self._optimizer.state
+        for number, parameter in enumerate(parameters_of(self._optimizer)):
+            for name, value in saved["state"].get(number, {}).items():
+                known = loaded[parameter].get(name)
+                if isinstance(known, torch.Tensor) and known.dtype != value.dtype:
+                    loaded[parameter][name] = value.to(known.device, copy=True)
 
     def _content(self) -> dict[str, Any]:
         return {

@@ -272,6 +272,10 @@ def bad_arguments() -> None:
     accumulating = keras.optimizers.SGD(gradient_accumulation_steps=2)
     with raising(ValueError, text="gradient_accumulation_steps"):
         hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)
+    distributed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    another = type(distributed).from_config(distributed.get_config())
+    with raising(AttributeError, text="made by the class of a DistributedOptimizer"):
+        another.build([keras.Variable([1.0])])
 
 
 def values() -> None:

@@ -121,6 +121,21 @@ def keras_optimizers_give_what_one_rank_gives() -> str:
     return "-".join(map(digest, ends))
 
 
+def jacobians_are_averaged() -> None:
+    variable, factor = tf.Variable([[1.0, 2.0]]), float(hvd.rank() + 1)
+
+    def jacobians() -> list[tf.Tensor]:
+        with tf.GradientTape(persistent=True) as tape:
+            target = factor * variable**2
+        reducing = hvd.DistributedGradientTape(tape)
+        whole = reducing.jacobian(target, [variable])[0]
+        return [whole[0, :, 0], reducing.batch_jacobian(target, variable)[0]]
+
+    for compute in (jacobians, tf.function(jacobians)):
+        for found in compute():
+            assert_close(found, np.diag([1.0, 2.0]) * (hvd.size() + 1))
+
+
 def weights_that_differ_are_told() -> None:
     """Once for each variable, also of equal shapes."""
     others = hvd.size() > 1 and hvd.rank() == 0

@@ -116,17 +116,20 @@ def counting(calls: int, buffer: torch.Tensor) -> tuple[Counting, TorchTrainingS
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     others: dict[Any, Any] = optimizer.state
     others["calls"] = calls
+    others[model.weight] = {"sum": torch.full([2, 2], calls / 3, dtype=torch.float64)}
     return model, TorchTrainingState(model, optimizer)
 
 
-def test_state_that_is_no_parameter_comes_back(tmp_path: Path) -> None:
+def test_state_of_other_kinds_comes_back(tmp_path: Path) -> None:
     for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex64):
         _, state = counting(7, torch.ones(3).to(dtype))
         state.reserve()
         write_checkpoint(tmp_path, 1, 0, {**state.snapshot()(), "epoch": 1}, "pt")
         other, new = counting(0, torch.zeros(3).to(dtype))
         new.load(load_checkpoint(next(tmp_path.glob("*.safetensors")), "pt"))
-        assert (other.calls, new.snapshot()()["optimizer"]["state"]["calls"]) == (7, 7)
+        found = new.snapshot()()["optimizer"]["state"]
+        assert (other.calls, found["calls"]) == (7, 7)
+        assert torch.equal(found[0]["sum"], torch.full([2, 2], 7 / 3, dtype=torch.float64))
         assert new.weights().keys() == {"weight", "bias", "odd"}
         assert np.array_equal(new.weights()["odd"], state.weights()["odd"])
         next(tmp_path.glob("*.safetensors")).unlink()
