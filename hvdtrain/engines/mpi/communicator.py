@@ -72,7 +72,8 @@ class _Requests(Pending):
         return MPI.Request.Testall(self._requests)
 
 
-# Up to this size shared memory is used to gather: MPI would spin until all ranks have arrived.
+# Up to this size of a rank's piece shared memory is used to gather: MPI would spin until all ranks
+# have arrived.
 _GATHER_BYTES = 64 << 10
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
@@ -200,14 +201,11 @@ class MpiCommunicator(Communicator):
         if receive.nbytes > self._chunk_bytes:
             self._allgather_by_broadcasts(send, receive, counts)
             return
-        if self._node_group is None or receive.nbytes > _GATHER_BYTES or receive.device != "cpu":
+        largest = max(counts) * send.dtype.itemsize
+        if self._node_group is None or largest > _GATHER_BYTES or receive.device != "cpu":
             self._mpi_for(receive).allgather(send, receive, counts)
-            return
-        whole = Buffer(receive.pointer, DType.UINT8, receive.nbytes, owner=receive)
-        whole.array()[:] = 0
-        start = send.dtype.itemsize * sum(counts[: self.rank])
-        ctypes.memmove(receive.pointer + start, send.pointer, send.nbytes)
-        self._node_group.allreduce(whole, whole, ReduceOp.SUM, 1.0, 1.0)
+        else:
+            self._node_group.allgather(send, receive, counts)
 
     def alltoall(
         self,

@@ -143,6 +143,7 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
     library.hvd_finish_max.argtypes = [POINTER(Team), POINTER(c_uint64), c_int32, c_int64]
     for call in (library.hvd_reduce, library.hvd_vote, library.hvd_add, library.hvd_spread):
         call.argtypes = [POINTER(Task), c_int64]
+    library.hvd_gather.argtypes = [POINTER(Task), POINTER(c_int64), c_int64]
     library.hvd_copy.restype = None
     library.hvd_copy.argtypes = [c_uint64, c_uint64, c_int64]
     library.hvd_add_placed.restype = None

@@ -25,6 +25,7 @@ from hvdtrain.engines.shared_memory.memory import (
     NodeMemory,
     SystemFailure,
     failure_from_error,
+    map_pages,
     share_memory,
 )
 from hvdtrain.errors import ConnectionLostError
@@ -181,6 +182,9 @@ class NodeGroup:
         self.arena = NodeArena(rank, size, allgather)
         self._slots = _addresses(memory.addresses)
         self._staging = _addresses([address + SLOT_BYTES for address in memory.addresses])
+        for address in memory.addresses:  # the slot, and what small data are staged in
+            staging = address + SLOT_BYTES
+            map_pages((address, staging, staging + CHUNK_BYTES))
         self._state = Team(
             slots=self._slots,
             rank=rank,
@@ -207,6 +211,14 @@ class NodeGroup:
         if source is not buffer:
             self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
+
+    @collective
+    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        """Gather pieces of at most CHUNK_BYTES."""
+        itemsize = send.dtype.itemsize
+        sizes = (ctypes.c_int64 * self._size)(*(count * itemsize for count in counts))
+        self._task.source, self._task.data, self._task.stage = send.pointer, receive.pointer, 0
+        self._finish(lambda task, timeout: self._kernel.hvd_gather(task, sizes, timeout))
 
     @collective
     def vote_on_many(

@@ -1,6 +1,7 @@
 """Reduction in shared memory, by processes that need no MPI to meet."""
 
 import ctypes.util
+import mmap
 import multiprocessing
 import os
 import resource
@@ -20,7 +21,13 @@ from hvdtrain.core.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import SystemFailure, share_memory
-from hvdtrain.engines.shared_memory.node_group import WATCHED, NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import (
+    CHUNK_BYTES,
+    SLOT_BYTES,
+    WATCHED,
+    NodeGroup,
+    open_node_group,
+)
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
 
@@ -129,6 +136,27 @@ def test_a_node_with_64_ranks() -> None:
             assert (array == (64 * 63 / 2 + 64 * (np.arange(array.size) % 7)) / 2).all()
 
     assert in_processes(64, work) == [0] * 64
+
+
+@pytest.mark.parametrize("size", [1, 2, 40])
+def test_gathers_of_small_pieces_map_three_pages_of_each_rank(size: int) -> None:
+    def work(team: NodeGroup, rank: int) -> None:
+        for most in (4, 2048, 2048, CHUNK_BYTES // 2):
+            pieces = [
+                np.arange(most * (other % 3) // 2) * (other + 1) % 65521 for other in range(size)
+            ]
+            mine, every = pieces[rank].astype(np.uint16), np.concatenate(pieces)
+            found = np.empty(every.size, np.uint16)
+            counts = [piece.size for piece in pieces]
+            team.allgather(Buffer.from_array(mine), Buffer.from_array(found), counts)
+            assert (found == every).all()
+            if most == 2048:
+                text = Path("/proc/self/smaps").read_text().partition("/memfd:hvdtrain-memory")[2]
+                mapped = int(text.partition("Rss:")[2].split()[0]) * 1024
+                own, around = SLOT_BYTES + 4 * CHUNK_BYTES, 2 * 15 * mmap.PAGESIZE
+                assert mapped <= own + around + 3 * mmap.PAGESIZE * (size - 1)
+
+    assert in_processes(size, work) == [0] * size
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])

@@ -35,6 +35,22 @@ static void add_small(const task_t *task) {
     }
 }
 
+/* Each rank stages its bytes, and copies those of all ranks, one after the other. */
+int32_t hvd_gather(task_t *task, const int64_t *sizes, int64_t timeout) {
+    team_t *team = task->team;
+    if (task->stage == START) {
+        memcpy(staged(team, team->rank, team->turn), task->whole.source, sizes[team->rank]);
+        task->stage = STAGED_SMALL;
+        arrive(team);
+    }
+    if (!wait_all(team, timeout)) return 0;
+    char *target = task->whole.data;
+    for (int32_t rank = 0; rank < team->size; target += sizes[rank++])
+        memcpy(target, staged(team, rank, team->turn), sizes[rank]);
+    team->turn++;
+    return 1;
+}
+
 /* More data pass through the staging areas in chunks. In turn k a rank stages the other ranks'
  * slices of chunk k, adds its slice of chunk k - 1, and fetches the others' sums of chunk k - 2. */
 typedef struct {
