@@ -39,6 +39,9 @@ from hvdtrain.launch.scripts.script import (
 )
 from hvdtrain.world import promised_world
 
+# How long the processes that joined the ranks of this host may take to end.
+_ENDS_SECONDS = 10.0
+
 # Ranks of a host that draw the same port take another one of these.
 _PORTS = 8
 
@@ -146,12 +149,12 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
 
 
 def _wait_for_ends(processes: Sequence[int]) -> None:
-    # mpirun 5.0.11 lets a rank whose script starts MPI pass before the others have started theirs,
-    # if it only then notices that the first process of one of its host has ended: the rank looks
-    # for that process.
+    # mpirun 5.0.11 may note late that a rank's first process has ended, and then gives other ranks
+    # its addresses for those of the script.
+    deadline = time.monotonic() + _ENDS_SECONDS
     for process in processes:
-        with suppress(ProcessLookupError):
-            while True:
+        with suppress(OSError):  # it has ended
+            while time.monotonic() < deadline:
                 os.kill(process, 0)
                 time.sleep(0.005)
 

@@ -128,16 +128,21 @@ os.register_at_fork(after_in_child=_note_fork)
 def _end_workers_with_this_rank() -> None:
     own = ForkServerProcess._Popen
 
-    def preload_ours_too(process: Any) -> Any:
+    def preload_ours_too() -> None:
         from multiprocessing import forkserver  # few programs have such children
 
         preloaded = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])
         if _FOR_SERVER not in preloaded:
             forkserver.set_forkserver_preload([*preloaded, _FOR_SERVER])
+
+    def preload_and_start(process: Any) -> Any:
+        preload_ours_too()  # the program may have set what is preloaded since
         return own(process)
 
     if own.__module__ != __name__:
-        ForkServerProcess._Popen = staticmethod(preload_ours_too)  # type: ignore[method-assign,assignment]
+        ForkServerProcess._Popen = staticmethod(preload_and_start)  # type: ignore[method-assign,assignment]
+    if "multiprocessing.forkserver" in sys.modules:  # a program that starts the server itself
+        preload_ours_too()
 
 
 @collective

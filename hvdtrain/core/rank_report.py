@@ -17,8 +17,10 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hvdtrain.collective import collective
+from hvdtrain.control_groups import read_file
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import EXIT_USAGE, HvdtrainError
@@ -43,8 +45,9 @@ def main() -> None:
     host = "127.0.0.1" if on_one_host else socket.gethostname()
     offer = [f"{host}:{port}" for port in sys.argv[1].split(",")]
     control = [f"{host}:{port}" for port in sys.argv[2:]]
-    # Where process numbers are those of this process: hosts may run containers.
-    place = f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    # Where process numbers mean the same: hosts may run containers, or have one name.
+    machine = read_file(Path("/proc/sys/kernel/random/boot_id"))
+    place = machine, socket.gethostname(), os.readlink("/proc/self/ns/pid")
     every = allgather_object((offer, control, place, os.getpid()), "addresses")
     report = {
         "rank": topology.rank,

@@ -18,7 +18,8 @@ TWO_NETWORKS = """
 set -e
 unshare --net sleep infinity & other=$!
 trap 'kill $other' EXIT
-until [[ $(readlink /proc/$other/ns/net) != $(readlink /proc/$$/ns/net) ]]; do sleep 0.01; done
+own=$(readlink /proc/$$/ns/net)
+until its=$(readlink /proc/$other/ns/net) && [[ $its != "$own" ]]; do sleep 0.01; done
 ip link set lo up
 nsenter --target $other --net ip link set lo up
 ip link add dummy0 type veth peer name dummy1

@@ -52,7 +52,6 @@ def open_world(
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
     if not MPI.Is_initialized():
-        leave_out_networks(library, os.environ)
         initialize(MPI, os.environ)
         atexit.register(_finalize, MPI, os.getpid())
 
@@ -160,25 +159,6 @@ def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
     environ.setdefault("OMPI_MCA_mpi_preconnect_mpi", "1")
     with end_job_if_a_rank_ends(environ):
         MPI.Init_thread(level)
-
-
-_NAMES = ("btl", "mtl", "pml", "mca_base_param_files", "mpi_ft_enable")
-
-
-def leave_out_networks(library: str, environ: MutableMapping[str, str]) -> None:
-    """Spare ranks of one host a search for networks with libfabric, unless somebody has chosen."""
-    size, here = (environ.get(f"OMPI_COMM_WORLD_{name}SIZE") for name in ("", "LOCAL_"))
-    # Of the user's parameter file Open MPI 5's mpirun has made variables; a site's is read here.
-    chosen = any(f"OMPI_MCA_{name}" in environ for name in _NAMES)
-    if size != here or chosen or not environ.get("OPAL_USER_PARAMS_GIVEN"):
-        return
-    prefix = environ.get("OPAL_PREFIX") or Path(library.rpartition("(")[2]).parent.parent
-    try:
-        site = Path(prefix, "etc", "openmpi-mca-params.conf").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return
-    if re.search(r"^\s*(btl|mtl|pml)\s*=", site, re.MULTILINE) is None:
-        environ.update(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi")
 
 
 def _thread_level(MPI: ModuleType) -> int:

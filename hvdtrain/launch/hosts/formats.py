@@ -381,16 +381,20 @@ def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
         if not environ.get("LSB_MCPU_HOSTS"):
             raise HostfileError("$LSB_MCPU_HOSTS", "", "is not set: this is not a job of lsf")
         return HostText("$LSB_MCPU_HOSTS", environ["LSB_MCPU_HOSTS"])
-    # In a task, the attribute may be of the instance that has the whole cluster.
-    in_task = "FLUX_JOB_ID" in environ
-    command = ["flux", *(("hostlist", "local") if in_task else ("getattr", "hostlist"))]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostfileError(
-            " ".join(command), "", f"failed ({error}): this is not a job of flux"
-        ) from None
-    return HostText(" ".join(command), done.stdout)
+    commands = ["flux getattr hostlist"]
+    if "FLUX_JOB_ID" in environ:
+        # In a task, the attribute may be of the instance that has the whole cluster. Flux of
+        # before 2024 has nothing else.
+        commands.insert(0, "flux hostlist local")
+    for command in commands:
+        try:
+            done = subprocess.run(
+                command.split(), capture_output=True, text=True, timeout=20, check=True
+            )
+            return HostText(command, done.stdout)
+        except (OSError, subprocess.SubprocessError) as error:
+            failed = error
+    raise HostfileError(command, "", f"failed ({failed}): this is not a job of flux")
 
 
 def read_file(path: str) -> HostText:

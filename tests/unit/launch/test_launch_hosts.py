@@ -154,6 +154,17 @@ def test_what_schedulers_tell(
     assert hosts == [Host(*pair) for pair in row["hosts"]]
 
 
+@pytest.mark.parametrize("environ", [{}, {"FLUX_JOB_ID": "f2rB"}])
+def test_flux_without_a_hostlist_command(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flux = tmp_path / "flux"
+    flux.write_text('#!/bin/sh\ntest "$*" = "getattr hostlist" && echo "node[1-2]"\n')
+    flux.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert formats.source_of_job("flux", environ).text.strip() == "node[1-2]"
+
+
 def test_without_a_job() -> None:
     for name in ("pbs", "oar", "sge", "lsf", "pjm", "flux", "k8s"):
         with pytest.raises(HostfileError, match=r"not a job of|does not exist"):
