@@ -45,7 +45,7 @@ def find_library(module: str, folder: Path) -> Path | None:
     installed = (Path(entry, *beneath) for entry in sys.path)
     for place in (folder, *installed):
         # An older build may have left one for this version of Python alone, which comes first.
-        for suffix in reversed(EXTENSION_SUFFIXES):
+        for suffix in (*EXTENSION_SUFFIXES[1:], EXTENSION_SUFFIXES[0]):
             path = place / f"{name}{suffix}"
             if path.is_file():
                 return path

@@ -12,6 +12,7 @@ from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.errors import UsageError, require_version
+from hvdtrain.torch.operations import watched_models as watched_models  # watches from now on
 
 if TYPE_CHECKING:
     from hvdtrain.torch import elastic

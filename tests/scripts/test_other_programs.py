@@ -21,6 +21,14 @@ if sys.argv[1:] == ["fail"] and hvd.rank() == 1:
     raise ValueError("told to")
 hvd.barrier()
 """
+LAYERS = """
+import torch
+import hvdtrain.torch as hvd
+
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.SyncBatchNorm(4))
+hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+"""
 SCRIPTED = """
 import hvdtrain, mlflow, torch
 import hvdtrain.torch as hvd
@@ -73,6 +81,10 @@ def test_what_torch_divides_under_exec(tmp_path: Path) -> None:
     program = str(PROGRAMS / "divided_model.py")
     done = launch(["-m", "hvdtrain", "exec", program], 2, cwd=tmp_path).end(code=0)
     assert "divided in three ways\n" in done.stdout
+
+
+def test_layers_made_before_anything_else_of_ours_is_used() -> None:
+    assert run_ranks(["-c", LAYERS], 2).stderr.count("use hvd.SyncBatchNorm") == 1
 
 
 def test_a_model_that_a_rank_logs_as_a_script(tmp_path: Path) -> None:
