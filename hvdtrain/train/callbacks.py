@@ -143,12 +143,18 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], verbose: bool) -> None:
         self._callbacks, self._verbose = callbacks, verbose
         self.stop_rank: int | None = None  # the first on which a callback has asked to stop
-        pairs = [(name, each) for name in MOMENTS for each in callbacks]
-        own = {(n, c._only_reads) for n, c in pairs if getattr(type(c), n) != getattr(Callback, n)}
+        own = {
+            (name, callback._only_reads)
+            for name in MOMENTS
+            for callback in callbacks
+            if getattr(type(callback), name) != getattr(Callback, name)
+        }
         found = set().union(*allgather_object(own, "callbacks"))
         self._moments = {name for name, _ in found}
         # Whether they may change what was evaluated before it could be saved.
-        self.change_evaluated = bool(found & {("on_test_end", False), ("on_epoch_end", False)})
+        self.change_evaluated = not found.isdisjoint(
+            {("on_test_end", False), ("on_epoch_end", False)}
+        )
 
     def take(self, moment: str) -> bool:
         """Return whether a callback of any rank does something at a moment."""
