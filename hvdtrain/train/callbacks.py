@@ -57,7 +57,6 @@ class Callback:
     """
 
     stop = False
-    _only_reads = False  # models and optimizers
 
     def on_train_begin(self, state: CallbackState) -> None:
         """Training begins, or resumes."""
@@ -89,8 +88,6 @@ class LearningRateMonitor(Callback):
         lrs: their rates by name: "lr", or "lr/pg1", "lr/pg2" and so on if an optimizer of torch has
             several groups of parameters.
     """
-
-    _only_reads = True
 
     def __init__(self, logging_interval: Literal["step", "epoch"] = "step") -> None:
         if logging_interval not in ("step", "epoch"):
@@ -143,18 +140,8 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], verbose: bool) -> None:
         self._callbacks, self._verbose = callbacks, verbose
         self.stop_rank: int | None = None  # the first on which a callback has asked to stop
-        own = {
-            (name, callback._only_reads)
-            for name in MOMENTS
-            for callback in callbacks
-            if getattr(type(callback), name) != getattr(Callback, name)
-        }
-        found = set().union(*allgather_object(own, "callbacks"))
-        self._moments = {name for name, _ in found}
-        # Whether they may change what was evaluated before it could be saved.
-        self.change_evaluated = not found.isdisjoint(
-            {("on_test_end", False), ("on_epoch_end", False)}
-        )
+        own = {n for n in MOMENTS for c in callbacks if getattr(type(c), n) != getattr(Callback, n)}
+        self._moments = set().union(*allgather_object(own, "callbacks"))
 
     def take(self, moment: str) -> bool:
         """Return whether a callback of any rank does something at a moment."""

@@ -23,7 +23,6 @@ from hvdtrain.milestones import CONTINUES, RESTARTS, report
 from hvdtrain.train.checkpoints import (
     LoadedCheckpoint,
     TensorLibrary,
-    best_file,
     checkpoint_files,
     load_checkpoint,
     mark_best,
@@ -330,9 +329,7 @@ class StateLoader:
                 inside = path is not None and path.resolve().parent == directory.resolve()
                 # Of a run that was killed after writing it and before marking it.
                 if path is not None and inside and best and best.step == progress.step:
-                    kept = best_file(directory)  # what callbacks have not changed, if there is one
-                    if kept is None or position_of(kept) != position_of(path):
-                        mark_best(path)
+                    mark_best(path)
         return RunState(directory, progress, origin, path is not None)
 
     def _restore(self, epoch_samples: int, state: TrainingState) -> Progress:

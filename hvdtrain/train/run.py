@@ -313,7 +313,7 @@ class Run:
                 raise TrainingError(f"step {self._progress.step}: {difference}")
         stops = self._heartbeat.stop_rank is not None
         if better or stops or self._is_due(SAVE, whole):
-            self._save(better and not self._callbacks.change_evaluated)
+            self._save(better)
         if self._snapshot_is_due(step, self._progress.epoch if whole else None):
             self._take_snapshot()
 
@@ -353,8 +353,6 @@ class Run:
         self._evaluated = self._metrics("test", values, speed)
         lines.append(self._evaluated)
         better = self._update_best(values)
-        if better and self._callbacks.change_evaluated:
-            self._save(True)
         self._call("on_test_end")
         return better
 
@@ -407,7 +405,7 @@ class Run:
         if self._run_log is not None and lines:
             self._run_log.write(lines)
         if better:
-            self._save(not self._callbacks.change_evaluated)
+            self._save(True)
         return lines[0].values if lines else {}
 
     @collective

@@ -356,8 +356,6 @@ def _folder(number: int) -> str:
 class _Reports(Callback):
     """Tells the study what evaluations give, and stops the trial on all ranks if it says so."""
 
-    _only_reads = True
-
     def __init__(self, study: _Study | None, name: str) -> None:
         self._study, self._name = study, name
 

@@ -39,7 +39,6 @@ RESUMED: dict[str, dict[str, Any]] = {
     # The worker has all runs choose alike, whatever they measure.
     "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True, "quiet": False},
 }
-HALVING = {**VALLEY, "kind": "halving", "epochs": 2, "evaluate_every": "1 epoch"}
 RESTORED = {**VALLEY, "kind": "restoring"}
 RESTORING: dict[str, dict[str, Any]] = {
     "restoring": {**RESTORED, "epochs": 3},
@@ -55,9 +54,6 @@ CASES: dict[str, dict[str, Any]] = {
     "overfit": {**NOISY, "overfit": 2, "epochs": 3},
     **RESTORING,
     "untested": {**VALLEY, "kind": "untested"},
-    "slowing": {**VALLEY, "kind": "slowing", "epochs": 2},
-    "halving": HALVING,
-    "halving on": {**HALVING, "epochs": 3, "resume": "auto", "out": "halving"},
     **{
         kind: {**VALLEY, "kind": kind, "epochs": 2, "schedule": "step", "milestones": "1"}
         for kind in ("noting", "monitored")
@@ -185,22 +181,6 @@ def test_the_best_weights_are_restored_on_more_or_fewer_ranks(size: int, tmp_pat
     trained = TrainedCases(tmp_path, {size: RESTORING})
     results = {name: trained.results(size, name) for name in RESTORING}
     require_restored(results, trained.directory(size, ""))
-
-
-def test_the_best_checkpoint_holds_what_was_evaluated(runs: Any) -> None:
-    """Though a callback halves the weight after each evaluation, also across a resume."""
-    best = runs[1]["halving on"][0]["best"]
-    assert (best["step"], best["value"]) == (6, pytest.approx(0.03**2))
-    kept, (newest, *_) = best_file(runs[0] / "halving"), checkpoint_files(runs[0] / "halving")
-    for path, weight in ((kept, -0.45), (newest, -0.2625)):
-        assert path is not None
-        assert float(load_checkpoint(path, "pt")["model"]["weight"]) == pytest.approx(weight)
-
-
-def test_an_optimizer_may_set_rates_in_its_step(runs: Any) -> None:
-    (newest, *_) = checkpoint_files(runs[0] / "slowing")
-    weight = float(load_checkpoint(newest, "pt")["model"]["weight"])
-    assert weight == pytest.approx(-0.2 * (1 - 0.5**6))  # after six steps
 
 
 def test_callbacks_note_rates(runs: Any) -> None:

@@ -269,29 +269,6 @@ def rated() -> Recipe:
     return replace(watched(), callbacks=[Rating()])
 
 
-class Halving(Callback):
-    def on_epoch_end(self, state: CallbackState) -> None:
-        with torch.no_grad():
-            state.model.weight.mul_(0.5)
-
-
-def halving() -> Recipe:
-    return replace(valley(), callbacks=[Halving()])
-
-
-class SlowingSGD(torch.optim.SGD):
-    """Halves its rates in each step."""
-
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        for group in self.param_groups:
-            group["lr"] /= 2
-
-
-def slowing() -> Recipe:
-    return replace(valley(), optimizer=SlowingSGD)
-
-
 def restoring() -> Recipe:
     return replace(valley(), callbacks=[RestoreBestWeights()])
 

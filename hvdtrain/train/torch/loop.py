@@ -190,8 +190,7 @@ class TorchLoop(TrainingLoop):
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         self._lr_ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
-        self._rates: list[float] = []  # after the last step, of all groups
-        self._planned: list[float] = []  # those that were set last
+        self._rates: list[float] = []  # of the last step, of all groups
         self._updater = Updater(
             self._model, self._optimizer, precision, options.clip_norm, options.ema
         )
@@ -236,8 +235,7 @@ class TorchLoop(TrainingLoop):
         broadcast_module(self._model)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
         self._updater.broadcast()
-        self._note_rates()
-        self._planned = []
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
 
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
@@ -289,14 +287,9 @@ class TorchLoop(TrainingLoop):
         rates = [rate * ratio for ratio in self._lr_ratios]
         if optimizer is self._optimizer:
             self._refuse_other_rates(step)
-            if rates == self._planned:  # some optimizers go on from rates that their steps set
-                return
-            self._rates = self._planned = rates
+            self._rates = rates
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-
-    def _note_rates(self) -> None:
-        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def _refuse_other_rates(self, step: int) -> None:
         """Refuse rates that a callback or the recipe has set, which would have no effect."""
@@ -384,7 +377,6 @@ class TorchLoop(TrainingLoop):
         self._step_number = step.number + 1
         self.state.settle()
         update = self._updater.step()
-        self._note_rates()
         if update.fault:
             present = [batch for batch in batches if batch.inputs is not None]
             losses = [partial(self._loss, step, batch, counted=False) for batch in present]
