@@ -12,6 +12,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradient_settings import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set, stays_alone
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients import VariableReduction
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
@@ -49,22 +50,22 @@ class _TapeMixin:
         packed: Gradients = tf.nest.pack_sequence_as(sources, reduced)
         return packed
 
-    @do_not_convert
-    @collective
     def jacobian(self, *args: Any, **kwargs: Any) -> Gradients:
-        """Return a Jacobian whose rows are reduced one by one; see tf.GradientTape.jacobian."""
-        return super().jacobian(*args, **self._in_rows(kwargs))  # type: ignore[misc]
+        """Return a Jacobian of this rank alone (local); an error where there are others."""
+        self._refuse_others("jacobian")
+        return super().jacobian(*args, **kwargs)  # type: ignore[misc]
 
-    @do_not_convert
-    @collective
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """Return Jacobians reduced row by row; see tf.GradientTape.batch_jacobian."""
-        return super().batch_jacobian(*args, **self._in_rows(kwargs))  # type: ignore[misc]
+        """Return Jacobians of this rank alone (local); an error where there are others."""
+        self._refuse_others("batch_jacobian")
+        return super().batch_jacobian(*args, **kwargs)  # type: ignore[misc]
 
-    def _in_rows(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings without pfor, which cannot vectorize a reduction."""
-        alone = stays_alone(self._reduction.settings.process_set)
-        return {**settings} if alone else {**settings, "experimental_use_pfor": False}
+    def _refuse_others(self, name: str) -> None:
+        if not stays_alone(self._reduction.settings.process_set):
+            raise UnsupportedError(
+                f"{name}() of a distributed tape takes gradients row by row, which cannot be "
+                f"reduced: call {name}() of a tf.GradientTape, and hvd.allreduce(its result)"
+            )
 
     @do_not_convert
     @collective

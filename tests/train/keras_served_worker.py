@@ -127,12 +127,9 @@ def adamw() -> Any:
 
 
 class Changing(Callback):
-    """Changes settings of an optimizer, as callbacks of Keras do."""
-
     def on_train_batch_end(self, state: Any) -> None:
         if state.step == 4:
             state.optimizer.learning_rate = LR / 2
-            state.optimizer.momentum = 0.5
 
 
 class Misled(keras.callbacks.Callback):

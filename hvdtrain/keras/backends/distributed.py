@@ -266,10 +266,10 @@ class DistributedMixin:
     def __getattr__(self, name: str) -> Any:
         problem = f"{type(self).__name__!r} object has no attribute {name!r}"
         if name == "hvdtrain_reduction":
+            kind = self.hvdtrain_class.__name__
             problem = (
                 "this optimizer was made by the class of a DistributedOptimizer, so it does not "
-                f"know its settings: wrap hvd.DistributedOptimizer({self.hvdtrain_class.__name__}"
-                "(...)), or with from_config(...) of that class"
+                f"know its settings: wrap {kind}(...) or {kind}.from_config(...) instead"
             )
         raise AttributeError(problem)
 

@@ -149,9 +149,7 @@ class KerasShard(Shard):
         if not self.segments:
             return
         self._set_step(number)
-        # Callbacks may change settings of the whole optimizer.
-        vars(self._own.optimizer).update(_settings(self._whole))
-        if (rate := _rate(self._whole)) is not None:
+        if (rate := _rate(self._whole)) is not None:  # callbacks may have set it
             self._own.optimizer.learning_rate = rate
         with keras.device("cpu"):
             gradients = [keras.ops.convert_to_tensor(part.copy()) for part in self.parts(gradient)]

@@ -192,7 +192,8 @@ class TorchTrainingState:
         for number, parameter in enumerate(parameters_of(self._optimizer)):
             for name, value in saved["state"].get(number, {}).items():
                 known = loaded[parameter].get(name)
-                if isinstance(known, torch.Tensor) and known.dtype != value.dtype:
+                both = isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor)
+                if both and known.dtype != value.dtype:
                     loaded[parameter][name] = value.to(known.device, copy=True)
 
     def _content(self) -> dict[str, Any]:
