@@ -154,7 +154,7 @@ class NodeMaximum(Pending):
 # Bytes that a rank stages at a time: small enough for the caches, large enough to amortize the
 # synchronization.
 CHUNK_BYTES = 256 << 10
-# A page before them, for the slot of a rank.
+# A page before them, for the slot of a rank and few bytes.
 SLOT_BYTES = 4096
 
 # Data of at most such a part of a chunk are added by every rank, as in private_data.h.
@@ -182,9 +182,7 @@ class NodeGroup:
         self.arena = NodeArena(rank, size, allgather)
         self._slots = _addresses(memory.addresses)
         self._staging = _addresses([address + SLOT_BYTES for address in memory.addresses])
-        for address in memory.addresses:  # the slot, and what small data are staged in
-            staging = address + SLOT_BYTES
-            map_pages((address, staging, staging + CHUNK_BYTES))
+        map_pages(memory.addresses)  # of slots
         self._state = Team(
             slots=self._slots,
             rank=rank,

@@ -8,14 +8,27 @@
 
 EMBED_TEXT;
 
+static int64_t bytes_of(const task_t *task) {
+    return task->whole.count * TYPES[task->type].itemsize;
+}
+
 /* Small data: each rank stages all of its elements, and adds those of all ranks. */
 static int is_small(const task_t *task) {
-    return task->whole.count * TYPES[task->type].itemsize <= task->team->chunk_bytes / 4;
+    return bytes_of(task) <= task->team->chunk_bytes / 4;
+}
+
+/* Few bytes are staged beside the slot, so that ranks map one page of each other. */
+enum { FEW_AT = 512, FEW = 1536 };
+_Static_assert(sizeof(slot_t) <= FEW_AT, "they would be in the slot");
+
+static char *small_staged(const team_t *team, int32_t rank, int64_t bytes) {
+    if (bytes > FEW) return staged(team, rank, team->turn);
+    return (char *)team->slots[rank] + FEW_AT + (team->turn & 1) * FEW;
 }
 
 static void stage_small(const task_t *task) {
     const team_t *team = task->team;
-    copy_from_sources(task, 0, task->whole.count, staged(team, team->rank, team->turn));
+    copy_from_sources(task, 0, task->whole.count, small_staged(team, team->rank, bytes_of(task)));
 }
 
 static void add_small(const task_t *task) {
@@ -24,7 +37,7 @@ static void add_small(const task_t *task) {
     const char *sources[team->size];
     double prescales[team->size];
     for (int32_t rank = 0; rank < team->size; rank++) {
-        sources[rank] = staged(team, rank, team->turn);
+        sources[rank] = small_staged(team, rank, bytes_of(task));
         prescales[rank] = team->slots[rank]->offer[team->turn & 1].prescale;
     }
     piece_t part;
@@ -38,15 +51,18 @@ static void add_small(const task_t *task) {
 /* Each rank stages its bytes, and copies those of all ranks, one after the other. */
 int32_t hvd_gather(task_t *task, const int64_t *sizes, int64_t timeout) {
     team_t *team = task->team;
+    int64_t most = 0;
+    for (int32_t rank = 0; rank < team->size; rank++)
+        if (sizes[rank] > most) most = sizes[rank];
     if (task->stage == START) {
-        memcpy(staged(team, team->rank, team->turn), task->whole.source, sizes[team->rank]);
+        memcpy(small_staged(team, team->rank, most), task->whole.source, sizes[team->rank]);
         task->stage = STAGED_SMALL;
         arrive(team);
     }
     if (!wait_all(team, timeout)) return 0;
     char *target = task->whole.data;
     for (int32_t rank = 0; rank < team->size; target += sizes[rank++])
-        memcpy(target, staged(team, rank, team->turn), sizes[rank]);
+        memcpy(target, small_staged(team, rank, most), sizes[rank]);
     team->turn++;
     return 1;
 }
@@ -58,8 +74,7 @@ typedef struct {
 } chunk_t;
 
 static int64_t chunk_count(const task_t *task) {
-    int64_t bytes = task->whole.count * TYPES[task->type].itemsize;
-    return (bytes + task->team->chunk_bytes - 1) / task->team->chunk_bytes;
+    return (bytes_of(task) + task->team->chunk_bytes - 1) / task->team->chunk_bytes;
 }
 
 static chunk_t chunk_at(const task_t *task, int64_t number) {
