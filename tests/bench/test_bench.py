@@ -184,7 +184,7 @@ def test_256_ranks(tmp_path: Path) -> None:
     notes = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
     assert len(notes) == 256
     assert max(each["descriptors"] for each in notes) <= 64
-    assert max(each["share"] for each in notes) <= 65e6
+    assert max(each["memory"] for each in notes) <= 65e6
 
 
 @pytest.mark.bench
