@@ -371,9 +371,10 @@ def install_plain_excepthook(silent: bool = False) -> None:
 
 def _tell_failure() -> None:
     if SUPERVISOR in os.environ:
-        from hvdtrain.milestones import FAILED, report
+        with contextlib.suppress(OSError):  # all files that may be open are
+            from hvdtrain.milestones import FAILED, report
 
-        report(FAILED, os.environ)
+            report(FAILED, os.environ)
 
 
 def _die_of(number: int) -> None:

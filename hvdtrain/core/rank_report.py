@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.collective import collective
@@ -46,8 +47,10 @@ def main() -> None:
     offer = [f"{host}:{port}" for port in sys.argv[1].split(",")]
     control = [f"{host}:{port}" for port in sys.argv[2:]]
     # Where process numbers mean the same: hosts may run containers, or have one name.
-    machine = read_file(Path("/proc/sys/kernel/random/boot_id"))
-    place = machine, socket.gethostname(), os.readlink("/proc/self/ns/pid")
+    machine, numbers = read_file(Path("/proc/sys/kernel/random/boot_id")), ""
+    with suppress(OSError):
+        numbers = os.readlink("/proc/self/ns/pid")
+    place = machine, socket.gethostname(), numbers
     every = allgather_object((offer, control, place, os.getpid()), "addresses")
     report = {
         "rank": topology.rank,

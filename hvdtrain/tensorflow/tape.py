@@ -11,8 +11,7 @@ import tensorflow as tf
 from hvdtrain.collective import collective
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradient_settings import Groups, choose_groups
-from hvdtrain.core.process_set import ProcessSet, global_process_set, stays_alone
-from hvdtrain.errors import UnsupportedError
+from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients import VariableReduction
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
@@ -49,23 +48,6 @@ class _TapeMixin:
             return reduced[0]
         packed: Gradients = tf.nest.pack_sequence_as(sources, reduced)
         return packed
-
-    def jacobian(self, *args: Any, **kwargs: Any) -> Gradients:
-        """Return a Jacobian of this rank alone (local); an error where there are others."""
-        self._refuse_others("jacobian")
-        return super().jacobian(*args, **kwargs)  # type: ignore[misc]
-
-    def batch_jacobian(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """Return Jacobians of this rank alone (local); an error where there are others."""
-        self._refuse_others("batch_jacobian")
-        return super().batch_jacobian(*args, **kwargs)  # type: ignore[misc]
-
-    def _refuse_others(self, name: str) -> None:
-        if not stays_alone(self._reduction.settings.process_set):
-            raise UnsupportedError(
-                f"{name}() of a distributed tape takes gradients row by row, which cannot be "
-                f"reduced: call {name}() of a tf.GradientTape, and hvd.allreduce(its result)"
-            )
 
     @do_not_convert
     @collective

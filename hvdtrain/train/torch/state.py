@@ -188,13 +188,15 @@ class TorchTrainingState:
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(saved)
         # torch gives state the type of its parameter, whatever type the optimizer keeps it in.
-        loaded = self._optimizer.state
         for number, parameter in enumerate(parameters_of(self._optimizer)):
-            for name, value in saved["state"].get(number, {}).items():
-                known = loaded[parameter].get(name)
+            entry, own = saved["state"].get(number), self._optimizer.state.get(parameter)
+            if not (isinstance(entry, Mapping) and isinstance(own, dict)):
+                continue
+            for name, value in entry.items():
+                known = own.get(name)
                 both = isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor)
                 if both and known.dtype != value.dtype:
-                    loaded[parameter][name] = value.to(known.device, copy=True)
+                    own[name] = value.to(known.device, copy=True)
 
     def _content(self) -> dict[str, Any]:
         return {

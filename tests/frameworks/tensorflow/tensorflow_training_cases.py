@@ -121,20 +121,6 @@ def keras_optimizers_give_what_one_rank_gives() -> str:
     return "-".join(map(digest, ends))
 
 
-def jacobians_of_one_rank() -> None:
-    variable = tf.Variable([[1.0, 2.0]])
-    with tf.GradientTape(persistent=True) as tape:
-        target = variable**2
-    reducing = hvd.DistributedGradientTape(tape)
-    for name in ("jacobian", "batch_jacobian"):
-        if hvd.size() > 1:
-            with raising(ValueError, text=f"call {name}() of a tf.GradientTape"):
-                getattr(reducing, name)(target, variable)
-        else:
-            found = np.squeeze(getattr(reducing, name)(target, variable))
-            assert_close(found, np.diag([2.0, 4.0]))
-
-
 def weights_that_differ_are_told() -> None:
     """Once for each variable, also of equal shapes."""
     others = hvd.size() > 1 and hvd.rank() == 0

@@ -5,6 +5,7 @@ import mmap
 import multiprocessing
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,32 @@ def test_sums_have_the_bits_of_numpys(size: int) -> None:
             assert source.tobytes() == values(rank, count).tobytes()
 
     assert in_processes(size, work) == [0] * size
+
+
+def test_operations_in_any_order_beside_late_ranks() -> None:
+    def work(team: NodeGroup, rank: int) -> None:
+        orders, delays = np.random.default_rng(7), np.random.default_rng(rank)
+        for turn in range(300):
+            count = int(orders.choice([1, 300, 1536, 1537, 20_000, 70_000]))
+            wave = (np.arange(count) + turn) % 100
+            if delays.random() < 0.2:
+                time.sleep(0.002)
+            if orders.random() < 0.5:
+                found = np.empty(3 * count, np.uint8)
+                own = Buffer.from_array((wave + rank).astype(np.uint8))
+                team.allgather(own, Buffer.from_array(found), [count] * 3)
+                assert (found.reshape(3, count) == wave + np.arange(3)[:, None]).all()
+            elif orders.random() < 0.7:
+                found = (wave * (rank + 1)).astype(np.float32)
+                team.allreduce(*[Buffer.from_array(found)] * 2, ReduceOp.SUM, 1.0, 1.0)
+                assert (found == 6 * wave).all()
+            else:
+                most = np.array([turn, rank], np.uint64)
+                pending = team.start_max(most)
+                pending.wait()
+                assert most.tolist() == [turn, 2]
+
+    assert in_processes(3, work) == [0] * 3
 
 
 def test_all_ranks_learn_of_an_end_that_few_of_them_watch_for() -> None:
