@@ -194,8 +194,9 @@ class TorchTrainingState:
                 continue
             for name, value in entry.items():
                 known = own.get(name)
-                both = isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor)
-                if both and known.dtype != value.dtype:
+                if not (isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor)):
+                    continue
+                if known.dtype != value.dtype:
                     own[name] = value.to(known.device, copy=True)
 
     def _content(self) -> dict[str, Any]:

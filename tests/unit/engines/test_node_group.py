@@ -124,7 +124,8 @@ def test_operations_in_any_order_beside_late_ranks() -> None:
                 assert (found.reshape(3, count) == wave + np.arange(3)[:, None]).all()
             elif orders.random() < 0.7:
                 found = (wave * (rank + 1)).astype(np.float32)
-                team.allreduce(*[Buffer.from_array(found)] * 2, ReduceOp.SUM, 1.0, 1.0)
+                both = Buffer.from_array(found)
+                team.allreduce(both, both, ReduceOp.SUM, 1.0, 1.0)
                 assert (found == 6 * wave).all()
             else:
                 most = np.array([turn, rank], np.uint64)
