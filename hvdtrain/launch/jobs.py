@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.errors import EXIT_REQUEUE, UsageError
+from hvdtrain.launch.launchers.choice import SLURM_FENCES
 from hvdtrain.launch.sites import Site
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -214,6 +215,7 @@ _BODY = """\
 ulimit -c 0
 {setup}
 export OMP_NUM_THREADS={cpus_per_rank}
+export {fences}  # with others, Open MPI may crash at the start
 export OUT={out}{index:"-$*"}
 rm -f "$OUT/requeue"
 
@@ -440,6 +442,9 @@ def _values(
         "login": "",
         # Every rank sees all GPUs of its node: hidden from each other, they have no peer access.
         "placement": asked["launcher"] == "srun" and asked["gpus_per_node"] and "--gpu-bind=none",
+        "fences": asked["launcher"] == "srun"
+        and asked["mpi"] != "pmi2"
+        and "{0}=${{{0}:-{1}}}".format(*SLURM_FENCES),
         "loads": "\n".join(f"module load {shlex.quote(module)}" for module in modules),
         "ranks": ranks,
         "cpus_per_node": each * asked["cpus_per_rank"],

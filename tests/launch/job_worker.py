@@ -1,11 +1,14 @@
-"""What jobs of a scheduler run: job_worker.py slow|dies.
+"""What jobs of a scheduler run: job_worker.py slow|dies|fences.
 
 slow: the main job, with a step every two seconds in the first start. Each rank writes for each step
 the epoch and the samples that it takes.
 dies: says which node or queue each rank is in; then one is killed while the others wait for it.
+fences: no rank leaves a fence of PMIx, for which MPI_Init waits, before all have entered it.
 """
 
+import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -57,4 +60,20 @@ def dies() -> None:
     allgather_object(None, "never")
 
 
-{"slow": slow, "dies": dies}[sys.argv[1]]()
+def fences() -> None:
+    context.init()
+    topology = context.current().topology
+    fence = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD).PMIx_Fence
+    fence.argtypes = [ctypes.c_void_p, ctypes.c_size_t] * 2
+    file = os.open("entered", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(file, mmap.PAGESIZE)
+    entered = (ctypes.c_int64 * topology.size).from_buffer(mmap.mmap(file, mmap.PAGESIZE))
+    early = 0
+    for number in range(1, 1001):
+        entered[topology.rank] = number
+        assert fence(None, 0, None, 0) == 0
+        early += min(entered) < number
+    print(f"early: {early}", flush=True)
+
+
+{"slow": slow, "dies": dies, "fences": fences}[sys.argv[1]]()

@@ -70,7 +70,10 @@ def test_generated_scripts(tmp_path: Path) -> None:
         traps = tmp_path / "traps.sh"
         traps.write_text(TRAPS.format(python=mpi_python("mpich")))
         slurm.submit(traps, torch_beside("mpich"))
+        fences = site.submit("fences", "pmix", "--", WORKER, "fences")
         jobs_that_are_told_to_stop(site)
+        slurm.wait_for_state(fences, ["COMPLETED"])
+        assert site.output("fences", fences).read_text().count("early: 0\n") == 2
         ranks_that_die(site)
         ranks_without_their_world(site)
         slurm.wait_for_state(limited, ["COMPLETED", "FAILED"])

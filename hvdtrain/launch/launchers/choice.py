@@ -21,6 +21,9 @@ from hvdtrain.launch.launchers.request import (
 _FORWARDED = ("HVDTRAIN_", "HOROVOD_", "OMP_NUM_THREADS", "PYTHONPATH", "LD_LIBRARY_PATH", "NCCL_")
 _LOGGED = 'mkdir -p "$0" && exec "$@" > "$0/rank.${}.log" 2>&1'
 _SAME = dict(zip(BINDINGS, BINDINGS, strict=True))
+# Otherwise ranks of Slurm 22.05 leave PMIx_Fence before others have entered it, and MPI_Init of
+# Open MPI 5 crashes if a message comes too early.
+SLURM_FENCES = ("SLURM_PMIX_FENCE", "ring")
 _PIPED = "leave out --timestamps, or add '| ts'"
 
 _Words = tuple[str, ...]
@@ -71,7 +74,7 @@ class Launcher:
         return [word.format(name, value) for name, value in pairs for word in self.variable]
 
 
-def _settings(launcher: Launcher, request: LaunchRequest, *_: object) -> dict[str, str]:
+def _settings(launcher: Launcher, request: LaunchRequest) -> dict[str, str]:
     settings: dict[str, str | None] = {**_networks(request)}
     if request.interface is not None:
         fabric = launcher.vendor in ("mpich", "intelmpi")
@@ -139,6 +142,12 @@ def _srun(self: Launcher, request: LaunchRequest, environ: _Environ) -> list[str
     if request.log_folder is not None:
         flags.append(f"--output={request.log_folder}/rank.%t.log")
     return flags
+
+
+def _srun_variables(self: Launcher, request: LaunchRequest, environ: _Environ) -> dict[str, str]:
+    name, value = SLURM_FENCES
+    fences = {name: environ.get(name, value)} if self.vendor == "openmpi" else {}
+    return fences | _settings(self, request)
 
 
 def _jsrun(self: Launcher, request: LaunchRequest, environ: _Environ) -> list[str]:
@@ -316,7 +325,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         },
         variable=(),
         label=("--label",),
-        variables=_settings,
+        variables=_srun_variables,
         name="srun",
         program="srun",
         job="SLURM_JOB_ID",
