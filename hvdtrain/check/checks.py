@@ -25,7 +25,7 @@ from hvdtrain.compiled import find_compiler
 from hvdtrain.config import Config
 from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.launchers.choice import own_launcher
+from hvdtrain.launch.launchers.choice import SLURM_FENCES, own_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import LaunchRequest
 
@@ -493,6 +493,12 @@ def site_advice(
         yield (
             "MPICH_GPU_SUPPORT_ENABLED=1: GPU-aware MPI beside NCCL may wait for ever: set it to "
             "0, or HVDTRAIN_ENGINE=mpi"
+        )
+    name, fences = SLURM_FENCES
+    if environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and environ.get(name) != fences:
+        yield (
+            f"srun with PMIx: Open MPI may crash at the start if fences do not wait: export "
+            f"{name}={fences}"
         )
     slingshot, infiniband = (_has(classes / name) for name in ("cxi", "infiniband"))
     folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(":"))

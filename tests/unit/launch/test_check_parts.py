@@ -141,6 +141,8 @@ LIMITS = {"files": 4096, "locked": -1}
         ),
         ({"MPICH_GPU_SUPPORT_ENABLED": "1"}, {}, {}, "set it to 0, or HVDTRAIN_ENGINE=mpi"),
         ({"MPICH_GPU_SUPPORT_ENABLED": "1", "HVDTRAIN_ENGINE": "mpi"}, {}, {}, ""),
+        ({"PMIX_NAMESPACE": "slurm.pmix.4.0"}, {}, {}, "wait: export SLURM_PMIX_FENCE=ring"),
+        ({"PMIX_NAMESPACE": "slurm.pmix.4.0", "SLURM_PMIX_FENCE": "ring"}, {}, {}, ""),
         ({}, {"cxi/cxi0": ""}, {}, "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH"),
         ({"LD_LIBRARY_PATH": "/none:{}"}, {"cxi/cxi0": "", "libnccl-net.so": ""}, {}, ""),
         ({}, {"net/hsn0": "up", "net/eth0": "up"}, {}, "interfaces eth0, hsn0: libraries may"),
