@@ -106,7 +106,6 @@ sys.exit(3)
 """
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("how", ["exits", "is killed"])
 def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
     """The job ends, although mpirun leaves it to the ranks, which wait in MPI_Init."""

@@ -1,15 +1,14 @@
 """Ranks that end before MPI has started on all: the others would wait in MPI_Init forever.
 
 mpirun ends a job when a rank ends, but not with --with-ft, and MPI itself knows of no rank before
-it has started. A process beside each rank looks at the others of its host meanwhile; a thread
-could not, because mpi4py holds the interpreter's lock during MPI_Init.
+it has started. Processes beside four ranks of a host look at all of them meanwhile; threads could
+not, because mpi4py holds the interpreter's lock during MPI_Init.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import runpy
 import select
 import signal
 import socket
@@ -20,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# The process imports no packages, so that it starts at once.
-_MILESTONES = Path(__file__).resolve().parents[2] / "milestones.py"
+# The process has no packages, so that it starts at once, but for this one, when it ends a job.
+_PACKAGES = str(Path(__file__).resolve().parents[3])
 
 _PERIOD_SECONDS = 0.2
 # mpirun's daemon starts the ranks of a host one right after the other.
@@ -34,13 +33,15 @@ _DAEMON_SECONDS = 30.0
 def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
     """End the job if a rank of this host ends within the context; under Open MPI's mpirun only."""
     job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
-    count = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    count = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    # What ends only the first, or all others, every second one, or one half leaves one of these.
+    watching = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") in map(str, (0, 1, count // 2, count - 1))
     name = _read(Path(f"/proc/{daemon}/comm")).decode().strip()
-    if not job or count == "1" or name not in ("prterun", "prted"):
+    if not job or count == 1 or not watching or name not in ("prterun", "prted"):
         yield
         return
     title = f"[rank {environ.get('OMPI_COMM_WORLD_RANK', '?')}]"
-    words = [sys.executable, "-I", "-S", __file__, str(daemon), job, count, title]
+    words = [sys.executable, "-I", "-S", __file__, str(daemon), job, str(count), title]
     # Not one of the processes that the daemon ends with this rank: it outlives the daemon.
     with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True):
         yield
@@ -52,7 +53,7 @@ def main() -> None:
     seen: set[int] = set()
     began = time.monotonic()
     while not select.select([sys.stdin], [], [], _PERIOD_SECONDS)[0]:
-        alive = _ranks(int(daemon), job)
+        alive = _ranks(int(daemon), job, seen)
         seen |= alive
         late = len(seen) < int(count) and time.monotonic() - began > _UNSEEN_SECONDS
         if alive and (seen - alive or late):
@@ -74,22 +75,24 @@ def _end_job(daemon: int, job: str, title: str) -> None:
         text = f"{title} init: a rank of this host ended before all had started"
         with suppress(OSError):  # stderr may be closed
             print(f"{text}: the job ends", file=sys.stderr, flush=True)
-        milestones = runpy.run_path(str(_MILESTONES))
-        milestones["report"](milestones["LOST"], os.environ)
+        sys.path.append(_PACKAGES)
+        from hvdtrain import milestones
+
+        milestones.report(milestones.LOST, os.environ)
         with suppress(ProcessLookupError):
             os.kill(daemon, signal.SIGTERM)
         os.closerange(0, 3)  # the daemon reads what ranks write until all have closed it
         select.select(ended, [], [], _DAEMON_SECONDS)
 
 
-def _ranks(daemon: int, job: str) -> set[int]:
+def _ranks(daemon: int, job: str, known: set[int]) -> set[int]:
     """Return the process IDs of the job's ranks that the daemon has started and that live."""
     mark = f"PMIX_NAMESPACE={job}".encode()
     found = set()
     for path in Path(f"/proc/{daemon}/task").glob("*/children"):
-        for child in _read(path).split():
-            if mark in _read(Path("/proc", child.decode(), "environ")).split(b"\0"):
-                found.add(int(child))
+        for child in map(int, _read(path).split()):
+            if child in known or mark in _read(Path(f"/proc/{child}/environ")).split(b"\0"):
+                found.add(child)
     return found
 
 
