@@ -35,7 +35,8 @@ def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
     job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
     count = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     # What ends only the first, or all others, every second one, or one half leaves one of these.
-    watching = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") in map(str, (0, 1, count // 2, count - 1))
+    looking = {str(rank) for rank in (0, 1, count // 2, count - 1)}
+    watching = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") in looking
     name = _read(Path(f"/proc/{daemon}/comm")).decode().strip()
     if not job or count == 1 or not watching or name not in ("prterun", "prted"):
         yield
