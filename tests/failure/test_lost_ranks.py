@@ -89,27 +89,44 @@ def test_a_rank_is_killed_when_all_have_left(where: str, shared_memory: str) -> 
     survive(["-c", LEFT], 3, [0, 1], env, args=[where], launcher_args=TOLERATE)
 
 
-# Rank 1 of three ends before MPI has started on it, while the others wait in init().
+# Some ranks wait in init() for the others, which end when processes look at all of them, or kill
+# the former.
 STARTS = """
 import os, signal, sys, time
+from contextlib import suppress
 from pathlib import Path
 import hvdtrain.torch as hvd
-how, folder, rank = sys.argv[1], Path(sys.argv[2]), os.environ["OMPI_COMM_WORLD_RANK"]
-if rank != "1":
-    (folder / rank).touch()
+how, waiting, folder, rank = sys.argv[1], sys.argv[2], Path(sys.argv[3]), os.environ["PMIX_RANK"]
+def looking():
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes()
+            if b"start_watch.py" in line and os.environ["PMIX_NAMESPACE"].encode() in line:
+                yield path
+if rank in waiting:
+    (folder / str(os.getpid())).touch()
     hvd.init()
-while len(list(folder.iterdir())) < 2:
-    time.sleep(0.01)
-if how == "is killed":
-    os.kill(os.getpid(), signal.SIGKILL)
-sys.exit(3)
+while len([*folder.iterdir()]) < len(waiting) or len([*looking()]) < min(4, len(waiting)):
+    time.sleep(0.05)
+time.sleep(1)  # mostly they have looked once; what they have not seen they miss after 10 s
+if how == "exit":
+    sys.exit(3)
+for process in [os.getpid()] if how == "are killed" else map(int, os.listdir(folder)):
+    os.kill(process, signal.SIGKILL)
+time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["exits", "is killed"])
-def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "size", "waiting"),
+    [("exit", 3, "02"), ("are killed", 3, "02"), ("exit", 6, "2"), ("kill others", 6, "01234")],
+)
+def test_ranks_end_before_all_have_started(
+    how: str, size: int, waiting: str, tmp_path: Path
+) -> None:
     """The job ends, although mpirun leaves it to the ranks, which wait in MPI_Init."""
-    with launch(["-c", STARTS], 3, args=[how, tmp_path], launcher_args=TOLERATE) as job:
+    args = [how, waiting, tmp_path]
+    with launch(["-c", STARTS], size, args=args, launcher_args=TOLERATE) as job:
         done = job.wait()
         assert done.returncode != 0
         job.assert_nothing_left()

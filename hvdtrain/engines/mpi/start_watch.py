@@ -1,8 +1,8 @@
 """Ranks that end before MPI has started on all: the others would wait in MPI_Init forever.
 
 mpirun ends a job when a rank ends, but not with --with-ft, and MPI itself knows of no rank before
-it has started. Processes beside four ranks of a host look at all of them meanwhile; threads could
-not, because mpi4py holds the interpreter's lock during MPI_Init.
+it has started. Beside the four ranks of a host that come first, processes look at all of them
+meanwhile; threads could not, because mpi4py holds the interpreter's lock during MPI_Init.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# The process has no packages, so that it starts at once, but for this one, when it ends a job.
+# The process starts without packages, to be quick. This one reports the end of a job.
 _PACKAGES = str(Path(__file__).resolve().parents[3])
 
+# Each looks at all ranks of the host: one for each rank would be too many.
+_WATCHES = 4
 _PERIOD_SECONDS = 0.2
 # mpirun's daemon starts the ranks of a host one right after the other.
 _UNSEEN_SECONDS = 10.0
@@ -33,33 +35,58 @@ _DAEMON_SECONDS = 30.0
 def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
     """End the job if a rank of this host ends within the context; under Open MPI's mpirun only."""
     job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
-    count = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-    # What ends only the first, or all others, every second one, or one half leaves one of these.
-    looking = {str(rank) for rank in (0, 1, count // 2, count - 1)}
-    watching = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") in looking
+    count = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     name = _read(Path(f"/proc/{daemon}/comm")).decode().strip()
-    if not job or count == 1 or not watching or name not in ("prterun", "prted"):
+    if not job or count == "1" or name not in ("prterun", "prted"):
         yield
         return
-    title = f"[rank {environ.get('OMPI_COMM_WORLD_RANK', '?')}]"
-    words = [sys.executable, "-I", "-S", __file__, str(daemon), job, str(count), title]
-    # Not one of the processes that the daemon ends with this rank: it outlives the daemon.
-    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True):
-        yield
+    with _place(f"hvdtrain-{job}-{daemon}") as free:
+        if not free:
+            yield
+            return
+        title = f"[rank {environ.get('OMPI_COMM_WORLD_RANK', '?')}]"
+        words = [sys.executable, "-I", "-S", __file__, str(daemon), job, count, title]
+        # Not one of the processes that the daemon ends with this rank: it outlives the daemon.
+        with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) as process:
+            assert process.stdin is not None
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # the process may have ended the job
+                    os.write(process.stdin.fileno(), b"\n")
+
+
+@contextmanager
+def _place(name: str) -> Iterator[bool]:
+    """Take a place of those whose processes watch, within the context, if one is free."""
+    for number in range(_WATCHES):
+        with socket.socket(socket.AF_UNIX) as place:
+            try:
+                place.bind(f"\0{name}-{number}")
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+            yield True
+            return
+    yield False
 
 
 def main() -> None:
-    """Watch the ranks of a host until this one closes its end of standard input, or ends."""
+    """Watch the ranks of a host until this one leaves the context, or ends."""
     daemon, job, count, title = sys.argv[1:]
-    seen: set[int] = set()
+    seen = _ranks(int(daemon), job)
     began = time.monotonic()
-    while not select.select([sys.stdin], [], [], _PERIOD_SECONDS)[0]:
-        alive = _ranks(int(daemon), job, seen)
+    while not select.select([0], [], [], _PERIOD_SECONDS)[0]:
+        alive = _ranks(int(daemon), job)
         seen |= alive
         late = len(seen) < int(count) and time.monotonic() - began > _UNSEEN_SECONDS
         if alive and (seen - alive or late):
             _end_job(int(daemon), job, title)
             return
+    if not os.read(0, 1):  # the rank has ended
+        time.sleep(_PERIOD_SECONDS)  # the daemon may be ending all of them
+        if _ranks(int(daemon), job):
+            _end_job(int(daemon), job, title)
 
 
 def _end_job(daemon: int, job: str, title: str) -> None:
@@ -76,24 +103,26 @@ def _end_job(daemon: int, job: str, title: str) -> None:
         text = f"{title} init: a rank of this host ended before all had started"
         with suppress(OSError):  # stderr may be closed
             print(f"{text}: the job ends", file=sys.stderr, flush=True)
-        sys.path.append(_PACKAGES)
-        from hvdtrain import milestones
+        try:
+            sys.path.append(_PACKAGES)
+            from hvdtrain import milestones
 
-        milestones.report(milestones.LOST, os.environ)
-        with suppress(ProcessLookupError):
-            os.kill(daemon, signal.SIGTERM)
+            milestones.report(milestones.LOST, os.environ)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(daemon, signal.SIGTERM)
         os.closerange(0, 3)  # the daemon reads what ranks write until all have closed it
         select.select(ended, [], [], _DAEMON_SECONDS)
 
 
-def _ranks(daemon: int, job: str, known: set[int]) -> set[int]:
+def _ranks(daemon: int, job: str) -> set[int]:
     """Return the process IDs of the job's ranks that the daemon has started and that live."""
     mark = f"PMIX_NAMESPACE={job}".encode()
     found = set()
     for path in Path(f"/proc/{daemon}/task").glob("*/children"):
-        for child in map(int, _read(path).split()):
-            if child in known or mark in _read(Path(f"/proc/{child}/environ")).split(b"\0"):
-                found.add(child)
+        for child in _read(path).split():
+            if mark in _read(Path("/proc", child.decode(), "environ")).split(b"\0"):
+                found.add(int(child))
     return found
 
 
