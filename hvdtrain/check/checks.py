@@ -495,10 +495,15 @@ def site_advice(
             "0, or HVDTRAIN_ENGINE=mpi"
         )
     name, fences = SLURM_FENCES
-    if environ.get("PMIX_NAMESPACE", "").startswith("slurm.") and environ.get(name) != fences:
+    # Without these connections Slurm takes `tree` instead.
+    connected = environ.get("SLURM_PMIX_DIRECT_CONN", "1").lower() not in ("0", "false", "no")
+    by_slurm = environ.get("PMIX_NAMESPACE", "").startswith("slurm.")
+    several = environ.get("SLURM_STEP_NUM_NODES") != "1"
+    if by_slurm and several and not (connected and environ.get(name) == fences):
         yield (
-            f"srun with PMIx: Open MPI may crash at the start if fences do not wait: export "
+            "srun with PMIx: Open MPI may crash at the start if fences do not wait: export "
             f"{name}={fences}"
+            + (", unless mpi.conf has it" if connected else " and SLURM_PMIX_DIRECT_CONN=true")
         )
     slingshot, infiniband = (_has(classes / name) for name in ("cxi", "infiniband"))
     folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(":"))

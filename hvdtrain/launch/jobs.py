@@ -215,7 +215,7 @@ _BODY = """\
 ulimit -c 0
 {setup}
 export OMP_NUM_THREADS={cpus_per_rank}
-export {fences}  # with others, Open MPI may crash at the start
+export {fences}  # of PMIx: with others, Open MPI may crash at the start
 export OUT={out}{index:"-$*"}
 rm -f "$OUT/requeue"
 
@@ -443,7 +443,7 @@ def _values(
         # Every rank sees all GPUs of its node: hidden from each other, they have no peer access.
         "placement": asked["launcher"] == "srun" and asked["gpus_per_node"] and "--gpu-bind=none",
         "fences": asked["launcher"] == "srun"
-        and asked["mpi"] != "pmi2"
+        and asked["mpi"][:4] in ("", "pmix")
         and "{0}=${{{0}:-{1}}}".format(*SLURM_FENCES),
         "loads": "\n".join(f"module load {shlex.quote(module)}" for module in modules),
         "ranks": ranks,

@@ -146,7 +146,7 @@ def _srun(self: Launcher, request: LaunchRequest, environ: _Environ) -> list[str
 
 def _srun_variables(self: Launcher, request: LaunchRequest, environ: _Environ) -> dict[str, str]:
     name, value = SLURM_FENCES
-    fences = {name: environ.get(name, value)} if self.vendor == "openmpi" else {}
+    fences = {name: environ.get(name) or value} if self.vendor == "openmpi" else {}
     return fences | _settings(self, request)
 
 

@@ -15,7 +15,8 @@ REQUIRED = "HVDTRAIN_TEST_SLURM"
 _NODES = ("n1", "n2")
 _START_SECONDS = 120
 
-# A job that is requeued waits until credentials have expired, two minutes by default.
+# A job that is requeued waits until credentials have expired, two minutes by default. A job that
+# has ended is asked for later, and would be forgotten after five.
 _CONFIGURATION = """\
 ClusterName=hvdtrain
 SlurmctldHost={host}(127.0.0.1)
@@ -31,6 +32,7 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=2
 KillWait=3
+MinJobAge=36000
 ReturnToService=2
 TmpFS={directory}/tmp.%n
 StateSaveLocation={directory}/state

@@ -29,7 +29,7 @@ export FI_MR_CACHE_MONITOR=userfaultfd
 export MPICH_GPU_SUPPORT_ENABLED=0
 ulimit -c 0
 export OMP_NUM_THREADS=72
-export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # with others, Open MPI may crash at the start
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # of PMIx: with others, Open MPI may crash at the start
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 

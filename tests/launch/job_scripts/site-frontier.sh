@@ -30,7 +30,7 @@ export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache
 export MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER-miopen-cache
 ulimit -c 0
 export OMP_NUM_THREADS=7
-export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # with others, Open MPI may crash at the start
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # of PMIx: with others, Open MPI may crash at the start
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 

@@ -27,7 +27,7 @@ module load NCCL/default-CUDA-12
 module load MPI-settings/CUDA
 ulimit -c 0
 export OMP_NUM_THREADS=12
-export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # with others, Open MPI may crash at the start
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # of PMIx: with others, Open MPI may crash at the start
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 

@@ -19,7 +19,7 @@
 # Unproven: nobody has run this there yet.
 ulimit -c 0
 export OMP_NUM_THREADS=8
-export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # with others, Open MPI may crash at the start
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # of PMIx: with others, Open MPI may crash at the start
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 

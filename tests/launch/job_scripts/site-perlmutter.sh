@@ -22,7 +22,7 @@ export CUDA_VISIBLE_DEVICES=3,2,1,0
 export FI_MR_CACHE_MONITOR=userfaultfd
 ulimit -c 0
 export OMP_NUM_THREADS=32
-export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # with others, Open MPI may crash at the start
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # of PMIx: with others, Open MPI may crash at the start
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 

@@ -13,7 +13,7 @@
 # Modules and variables of this site belong here.
 ulimit -c 0
 export OMP_NUM_THREADS=8
-export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # with others, Open MPI may crash at the start
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}  # of PMIx: with others, Open MPI may crash at the start
 export OUT=runs/hvdtrain
 rm -f "$OUT/requeue"
 

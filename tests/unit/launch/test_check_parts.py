@@ -128,6 +128,7 @@ def test_memory_that_the_system_does_not_tell_is_unknown(monkeypatch: pytest.Mon
 
 
 LIMITS = {"files": 4096, "locked": -1}
+BY_SRUN = {"PMIX_NAMESPACE": "slurm.pmix.4.0", "SLURM_STEP_NUM_NODES": "2"}
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,15 @@ LIMITS = {"files": 4096, "locked": -1}
         ),
         ({"MPICH_GPU_SUPPORT_ENABLED": "1"}, {}, {}, "set it to 0, or HVDTRAIN_ENGINE=mpi"),
         ({"MPICH_GPU_SUPPORT_ENABLED": "1", "HVDTRAIN_ENGINE": "mpi"}, {}, {}, ""),
-        ({"PMIX_NAMESPACE": "slurm.pmix.4.0"}, {}, {}, "wait: export SLURM_PMIX_FENCE=ring"),
-        ({"PMIX_NAMESPACE": "slurm.pmix.4.0", "SLURM_PMIX_FENCE": "ring"}, {}, {}, ""),
+        (BY_SRUN, {}, {}, "wait: export SLURM_PMIX_FENCE=ring, unless mpi.conf has it"),
+        (BY_SRUN | {"SLURM_STEP_NUM_NODES": "1"}, {}, {}, ""),
+        (BY_SRUN | {"SLURM_PMIX_FENCE": "ring"}, {}, {}, ""),
+        (
+            BY_SRUN | {"SLURM_PMIX_FENCE": "ring", "SLURM_PMIX_DIRECT_CONN": "No"},
+            {},
+            {},
+            "export SLURM_PMIX_FENCE=ring and SLURM_PMIX_DIRECT_CONN=true",
+        ),
         ({}, {"cxi/cxi0": ""}, {}, "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH"),
         ({"LD_LIBRARY_PATH": "/none:{}"}, {"cxi/cxi0": "", "libnccl-net.so": ""}, {}, ""),
         ({}, {"net/hsn0": "up", "net/eth0": "up"}, {}, "interfaces eth0, hsn0: libraries may"),
