@@ -601,6 +601,8 @@ class DistributedOptimizer(OptimizerWrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to optimize, named by numbers (collective).
 
+        Those that are frozen then, new or not, need another DistributedOptimizer to be trained.
+
         Raises:
             RuntimeError: ranks have taken local steps since weights were last exchanged.
         """

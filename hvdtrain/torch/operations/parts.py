@@ -34,9 +34,9 @@ def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.P
     for number, parameter in enumerate(parameters_of(optimizer)):
         if parameter.requires_grad and id(parameter) not in hooked:
             raise RuntimeError(
-                f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was "
-                "frozen, or not in the optimizer, when DistributedOptimizer was created: add "
-                "parameters with add_param_group(), or wrap the optimizer again"
+                f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was frozen "
+                "when DistributedOptimizer was created or add_param_group() was last called, or is "
+                "new in the optimizer: add it with add_param_group(), or wrap the optimizer again"
             )
 
 

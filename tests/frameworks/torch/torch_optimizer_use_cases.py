@@ -248,6 +248,11 @@ def unfrozen_or_added_later() -> None:
     optimizer.param_groups[0]["params"] += others
     torch.stack([parameter.sum() for parameter in (first, *others)]).sum().backward()
     assert "add_param_group()" in refused(RuntimeError, optimizer.step)
+    optimizer.zero_grad()
+    first.requires_grad_(False)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    first.requires_grad_(True)
+    assert "add_param_group() was last called" in refused(RuntimeError, optimizer.step)
 
 
 def operations_between_backward_and_step_where_ranks_use_different_parameters() -> None:
